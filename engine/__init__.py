@@ -1,0 +1,1 @@
+"""Arrays and devices. Knows token ids; knows nothing of text, requests or priorities."""

@@ -1,0 +1,256 @@
+"""The numba form of paged attention: one call for small steps, one per thread for large ones.
+
+Work is cut into units of (sequence, tile of query rows, KV head), dealt out in turn. Query rows are
+(token, head of the group) pairs, token-major, so that the heads of a group share each page load and
+decode and prefill are the same loop. Every unit reduces its rows in the same order whatever thread
+runs it and whatever rows share its tile (`simd.py`), so neither changes a bit of the result.
+Knows arrays only.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+
+from engine import simd
+from engine.architectures.config import ModelConfig
+from engine.attention import rope_table
+from engine.batch import Batch, Float32Array
+from engine.kv_cache import LayerPages
+from engine.kv_format import BLOCK_SIZE, KVFormat
+
+TILE_BLOCKS = 8
+TILE_KEYS = TILE_BLOCKS * BLOCK_SIZE
+MAX_TILE_ROWS = 8
+_CACHE_LINE_FLOATS = 16
+# A fan-out costs about 0.1 ms, and a pair about 30 ns: below this, one thread is faster.
+MIN_PARALLEL_PAIRS = 12_000
+
+
+@numba.njit(nogil=True)
+def _rotate(x: Any, cos: Any, sin: Any, scale: Any, out: Any) -> None:
+    half = cos.shape[0]
+    for i in range(half):
+        a, b = x[i], x[i + half]
+        out[i] = (a * cos[i] - b * sin[i]) * scale
+        out[i + half] = (b * cos[i] + a * sin[i]) * scale
+
+
+@numba.njit(nogil=True)
+def _store(x: Any, max_level: Any, stored: Any, scales: Any) -> bool:
+    """One head's vector to its page, quantized unless `max_level` is 0; False if not finite."""
+    finite = True
+    group_size = x.shape[0] // scales.shape[0]
+    half = group_size // 2
+    for g in range(scales.shape[0]):
+        group = x[g * group_size : (g + 1) * group_size]
+        largest = np.float32(0)
+        for d in range(group_size):
+            finite &= np.isfinite(group[d])
+            if not np.isfinite(group[d]):
+                group[d] = np.float32(0)
+            largest = max(largest, abs(group[d]))
+        if max_level == 0:
+            scales[g] = np.float32(1)
+            stored[:] = x
+            continue
+        scale = largest / np.float32(max_level)
+        inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+        scales[g] = scale
+        if stored.shape[0] == x.shape[0]:
+            for d in range(group_size):
+                stored[g * group_size + d] = np.int32(np.rint(group[d] * inverse))
+        else:
+            for i in range(half):
+                low = np.int32(np.rint(group[i] * inverse)) + 8
+                high = np.int32(np.rint(group[i + half] * inverse)) + 8
+                stored[g * half + i] = low | (high << 4)
+    return finite
+
+
+@numba.njit(nogil=True)
+def _write(
+    t: Any, qkv: Any, position: Any, slot: Any, cos: Any, sin: Any, max_level: Any, queries: Any,
+    keys: Any, values: Any, key_scales: Any, value_scales: Any, row: Any,
+) -> None:  # fmt: skip
+    """Rotates token t's queries and keys, and writes its keys and values to their slot."""
+    num_kv_heads, _, group, head_size = queries.shape
+    heads = qkv[t].reshape(-1, head_size)
+    scale = np.float32(1 / np.sqrt(np.float64(head_size)))
+    for h in range(num_kv_heads * group):
+        _rotate(heads[h], cos[position], sin[position], scale, queries[h // group, t, h % group])
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    one = np.float32(1)
+    for h in range(num_kv_heads):
+        _rotate(heads[num_kv_heads * group + h], cos[position], sin[position], one, row)
+        finite = _store(row, max_level, keys[block, h, :, offset], key_scales[block, h, :, offset])
+        row[:] = heads[num_kv_heads * (group + 1) + h]
+        finite &= _store(
+            row, max_level, values[block, h, offset], value_scales[block, h, :, offset]
+        )
+        if not finite:
+            key_scales[block, h, :, offset] = np.nan
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def _tile(
+    rows: Any, queries: Any, first_limit: Any, first_row: Any, visible: Any, group: Any,
+    table: Any, head: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
+    weights: Any, sums: Any, maxima: Any, totals: Any,
+) -> None:  # fmt: skip
+    """A tile of query rows of one KV head over all keys that the last of them may see.
+
+    sums[r] / totals[r] is row r's attention.
+    """
+    head_size = sums.shape[1]
+    for r in range(len(rows)):
+        maxima[r] = -np.inf
+        totals[r] = 0
+        sums[r, :] = 0
+    for start in range(0, visible, TILE_KEYS):
+        num_blocks = min(TILE_BLOCKS, (visible - start + BLOCK_SIZE - 1) // BLOCK_SIZE)
+        for b in range(num_blocks):
+            block = table[start // BLOCK_SIZE + b]
+            simd.scores(
+                rows, keys, queries.ctypes.data, queries.strides[0],
+                keys[block, head].ctypes.data, key_scales[block, head].ctypes.data, head_size,
+                weights.ctypes.data + b * BLOCK_SIZE * 4, weights.strides[0],
+            )  # fmt: skip
+        for r in range(len(rows)):
+            limit = first_limit + (first_row + r) // group - start
+            for k in range(max(limit, 0), num_blocks * BLOCK_SIZE):
+                weights[r, k] = -np.inf
+            row = weights[r].ctypes.data
+            largest = max(maxima[r], simd.row_max(row, num_blocks))
+            decay = simd.exp(maxima[r] - largest)
+            totals[r] = totals[r] * decay + simd.row_exp(row, num_blocks, largest)
+            maxima[r] = largest
+            for d in range(head_size):
+                sums[r, d] *= decay
+        for b in range(num_blocks):
+            block = table[start // BLOCK_SIZE + b]
+            simd.weighted_sum(
+                rows, values, weights.ctypes.data + b * BLOCK_SIZE * 4, weights.strides[0],
+                values[block, head].ctypes.data, value_scales[block, head].ctypes.data,
+                head_size, sums.ctypes.data, sums.strides[0],
+            )  # fmt: skip
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def _attend(
+    part: Any, num_parts: Any, rows: Any, queries: Any, query_starts: Any, context_lens: Any,
+    tables: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any, out: Any, scratch: Any,
+) -> None:  # fmt: skip
+    num_rows = len(rows)
+    num_kv_heads, max_tokens, group, head_size = queries.shape
+    rows_by_head = queries.reshape(num_kv_heads, max_tokens * group, head_size)
+    end = TILE_KEYS + head_size
+    weights, sums = scratch[:num_rows, :TILE_KEYS], scratch[:num_rows, TILE_KEYS:end]
+    maxima, totals = scratch[:num_rows, end], scratch[:num_rows, end + 1]
+    unit = 0
+    for s in range(context_lens.shape[0]):
+        first = query_starts[s] * group
+        num_query_rows = query_starts[s + 1] * group - first
+        first_limit = context_lens[s] - num_query_rows // group + 1
+        for start in range(0, num_query_rows, num_rows):
+            count = min(num_rows, num_query_rows - start)
+            visible = first_limit + (start + count - 1) // group
+            for head in range(num_kv_heads):
+                unit += 1
+                if unit % num_parts != part:
+                    continue
+                _tile(
+                    rows, rows_by_head[head, first + start :], first_limit, start, visible, group,
+                    tables[s], head, keys, values, key_scales, value_scales,
+                    weights, sums, maxima, totals,
+                )  # fmt: skip
+                for r in range(count):
+                    token = query_starts[s] + (start + r) // group
+                    column = (head * group + (start + r) % group) * head_size
+                    for d in range(head_size):
+                        out[token, column + d] = sums[r, d] / totals[r]
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def run_part(
+    part: int, num_parts: int, writes: bool, attends: bool, rows: Any, qkv: Any, positions: Any,
+    slots: Any, query_starts: Any, context_lens: Any, tables: Any, cos: Any, sin: Any,
+    max_level: int, queries: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
+    out: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """The tokens to write and the units to attend that fall to one of `num_parts` parts."""
+    if writes:
+        row = scratch[part, 0, : queries.shape[3]]
+        for t in range(part, positions.shape[0], num_parts):
+            _write(
+                t, qkv, positions[t], slots[t], cos, sin, max_level, queries,
+                keys, values, key_scales, value_scales, row,
+            )  # fmt: skip
+    if attends:
+        _attend(
+            part, num_parts, rows, queries, query_starts, context_lens, tables,
+            keys, values, key_scales, value_scales, out, scratch[part],
+        )  # fmt: skip
+
+
+class KernelAttention:
+    """See `attention.Attention`. `max_tokens` bounds T; buffers are allocated once."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kv_format: KVFormat,
+        max_model_len: int,
+        max_tokens: int,
+        num_threads: int,
+    ) -> None:
+        group = config.num_heads // config.num_kv_heads
+        self._num_threads = num_threads
+        self._helpers = ThreadPoolExecutor(max(1, num_threads - 1), "attention")
+        self._cos, self._sin = rope_table(config.head_size, config.rope_theta, max_model_len)
+        # A tile may read past the last row: room for one more.
+        tokens = max_tokens + MAX_TILE_ROWS
+        self._queries = np.zeros((config.num_kv_heads, tokens, group, config.head_size), np.float32)
+        width = TILE_KEYS + config.head_size + 2
+        width += -width % _CACHE_LINE_FLOATS
+        self._scratch = np.zeros((num_threads, MAX_TILE_ROWS, width), np.float32)
+        # The number of elements is what counts: it chooses the compiled form.
+        self._decode_rows = (0,) * min(group, MAX_TILE_ROWS)
+        self._prefill_rows = (0,) * MAX_TILE_ROWS
+        self._max_level = kv_format.max_level
+
+    def forward(
+        self, qkv: Float32Array, batch: Batch, pages: LayerPages, out: Float32Array
+    ) -> None:
+        is_decode = batch.num_tokens == batch.num_sequences
+        rows = self._decode_rows if is_decode else self._prefill_rows
+        arguments = (
+            rows, qkv, batch.positions, batch.slot_mapping, batch.query_starts,
+            batch.context_lens, batch.block_tables, self._cos, self._sin, self._max_level,
+            self._queries, pages.keys, pages.values, pages.key_scales, pages.value_scales,
+            out, self._scratch,
+        )  # fmt: skip
+        if self._num_threads == 1 or num_pairs(batch) < MIN_PARALLEL_PAIRS:
+            run_part(0, 1, True, True, *arguments)
+        else:
+            self._on_all_threads(True, False, *arguments)
+            self._on_all_threads(False, True, *arguments)
+
+    def _on_all_threads(self, *arguments: Any) -> None:
+        others = [
+            self._helpers.submit(run_part, part, self._num_threads, *arguments)
+            for part in range(1, self._num_threads)
+        ]
+        run_part(0, self._num_threads, *arguments)
+        for other in others:
+            other.result()
+
+
+def num_pairs(batch: Batch) -> int:
+    """(query, key) pairs of the step, at most: the size of one layer's attention."""
+    if batch.num_tokens == batch.num_sequences:
+        return int(batch.context_lens.sum())
+    return int(np.dot(np.diff(batch.query_starts), batch.context_lens))

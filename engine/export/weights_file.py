@@ -1,0 +1,97 @@
+"""One external-data file that every graph of a bundle points into, written front to back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+ALIGNMENT_BYTES = 4096
+_ONNX_TYPES = {
+    np.dtype(np.uint8): onnx.TensorProto.UINT8,
+    np.dtype(np.float32): onnx.TensorProto.FLOAT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """Where an array lies: `offset` and `num_bytes` in bytes, from the file's start."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+    def initializer(self, location: str) -> onnx.TensorProto:
+        """The array as an ONNX initializer with external data in the file called `location`."""
+        tensor = onnx.TensorProto(
+            name=self.name, dims=self.shape, data_type=_ONNX_TYPES[np.dtype(self.dtype)]
+        )
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        entries = {"location": location, "offset": self.offset, "length": self.num_bytes}
+        for key, value in entries.items():
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A packed [N, K] matrix in the weights file (`packing.PackedMatrix` says what it means)."""
+
+    bits: int
+    num_rows: int
+    num_cols: int
+    data: StoredArray
+    scales: StoredArray
+
+
+class WeightsFile:
+    """Appends arrays, page-aligned so that they can be mapped. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def __enter__(self) -> WeightsFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def append(self, name: str, array: NDArray[np.generic]) -> StoredArray:
+        """Raises OSError when the disk is full."""
+        offset = -(-self._file.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._file.seek(offset)
+        data = np.ascontiguousarray(array)
+        self._file.write(data.data)
+        return StoredArray(name, data.dtype.name, data.shape, offset, data.nbytes)
+
+
+def write_index(path: Path, matrices: dict[str, StoredMatrix]) -> None:
+    """Where the matrices lie that are read without a graph."""
+    path.write_text(json.dumps({name: asdict(matrix) for name, matrix in matrices.items()}))
+
+
+def read_matrix(path: Path, name: str) -> StoredMatrix:
+    """Raises KeyError or TypeError when the index is not one of ours."""
+    entry = json.loads(path.read_text())[name]
+    data, scales = (
+        StoredArray(**(part | {"shape": tuple(part["shape"])}))
+        for part in (entry.pop("data"), entry.pop("scales"))
+    )
+    return StoredMatrix(**entry, data=data, scales=scales)
+
+
+def map_array(path: Path, array: StoredArray) -> NDArray[np.generic]:
+    """A read-only view of the mapped file. Raises ValueError when the file is too short."""
+    return np.memmap(path, np.dtype(array.dtype), "r", array.offset, array.shape)

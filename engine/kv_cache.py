@@ -1,0 +1,65 @@
+"""The pages: one set of arrays per layer, allocated once. Knows not who owns which block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.architectures.config import ModelConfig
+from engine.errors import DoesNotFit
+from engine.kv_format import BLOCK_SIZE, KVFormat
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """One layer's pages. B blocks of 16 tokens, H KV heads, D stored elements, G scale groups.
+
+    `keys` [B, H, D, 16], `values` [B, H, 16, D] in the format's dtype;
+    `key_scales`, `value_scales` [B, H, G, 16] float32.
+    """
+
+    keys: NDArray[np.generic]
+    values: NDArray[np.generic]
+    key_scales: NDArray[np.float32]
+    value_scales: NDArray[np.float32]
+
+
+class PagedKVCache:
+    """All layers' pages for `num_blocks` blocks. Zeroed lazily by the operating system."""
+
+    def __init__(self, config: ModelConfig, kv_format: KVFormat, num_blocks: int) -> None:
+        kv_format.check(config.head_size)
+        self.kv_format = kv_format
+        self.num_blocks = num_blocks
+        heads = (config.num_layers, num_blocks, config.num_kv_heads)
+        size = kv_format.stored_size(config.head_size)
+        groups = kv_format.num_groups(config.head_size)
+        keys = np.zeros((*heads, size, BLOCK_SIZE), kv_format.dtype)
+        values = np.zeros((*heads, BLOCK_SIZE, size), kv_format.dtype)
+        key_scales = np.zeros((*heads, groups, BLOCK_SIZE), np.float32)
+        value_scales = np.zeros_like(key_scales)
+        self.layers = tuple(
+            LayerPages(keys[i], values[i], key_scales[i], value_scales[i])
+            for i in range(config.num_layers)
+        )
+        self.num_bytes = keys.nbytes + values.nbytes + key_scales.nbytes + value_scales.nbytes
+
+
+def num_blocks_for(
+    config: ModelConfig, kv_format: KVFormat, budget_bytes: int, num_tokens_wanted: int
+) -> int:
+    """Blocks that fit in the budget. Raises DoesNotFit when not even one block does.
+
+    `num_tokens_wanted` bounds it: more than every sequence at full length can never be used.
+    """
+    per_token = kv_format.bytes_per_token(config.num_layers, config.num_kv_heads, config.head_size)
+    block_bytes = per_token * BLOCK_SIZE
+    num_blocks = min(budget_bytes // block_bytes, -(-num_tokens_wanted // BLOCK_SIZE))
+    if num_blocks < 1:
+        raise DoesNotFit(
+            f"the KV cache budget of {budget_bytes:,} bytes is less than one block of "
+            f"{block_bytes:,} bytes (16 tokens, {kv_format.name}): give --kv-memory more"
+        )
+    return num_blocks

@@ -1,0 +1,140 @@
+"""Logits to tokens, one row at a time.
+
+For each row, in this order:
+1. the logits are copied if any of 2 to 4 is to change them;
+2. repetition, presence and frequency penalties;
+3. logit bias;
+4. the end tokens are masked while fewer than `min_tokens` exist;
+5. greedy: the most likely token, the lowest id of equals; otherwise temperature, min_p, top_k,
+   top_p and a draw that is a function of (seed, position).
+Log-probabilities are those of the raw logits, before 2. A row with a NaN gives no token and
+harms no other row. Knows nothing of sequences' lives: rows in, tokens out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.batch import Float32Array
+from engine.logprobs import TokenLogprobs
+from engine.sampling_kernel import log_sum_exp, penalize, sample_row
+from engine.sampling_params import SamplingParams
+from engine.simd import LANES
+
+GREEDY_TEMPERATURE = 1e-5
+_SEED_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """`row` indexes the logits. `position` is the index the new token will have.
+
+    `token_ids` is everything before it (the first `num_prompt_tokens` are the prompt) and may be
+    the sequence's live list: it is read during the call only.
+    """
+
+    row: int
+    position: int
+    params: SamplingParams
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`token_id` is None when the row's logits held a NaN."""
+
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+
+
+class Sampler:
+    """Scratch memory for one vocabulary. Not thread-safe: one per loop thread."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._scratch = np.full(-(-vocab_size // LANES) * LANES, -np.inf, np.float32)
+        self._counts = np.zeros(vocab_size, np.int32)
+        self._histogram = np.zeros((2, 4096), np.float64)
+
+    def sample(self, logits: Float32Array, rows: Sequence[SampleRow]) -> list[Sampled]:
+        """`logits` [R, V] float32 is not changed; one result per row asked for."""
+        return [self._sample_one(logits[row.row], row) for row in rows]
+
+    def score(self, logits: Float32Array, row: int, token_id: int, num_top: int) -> TokenLogprobs:
+        """The raw log-probability of a given token, with the `num_top` most likely ones."""
+        return self._logprobs(logits[row], token_id, num_top)
+
+    def _sample_one(self, logits: Float32Array, row: SampleRow) -> Sampled:
+        token = self._pick(logits, row)
+        if token is None or row.params.logprobs is None:
+            return Sampled(token)
+        return Sampled(token, self._logprobs(logits, token, row.params.logprobs))
+
+    def _pick(self, logits: Float32Array, row: SampleRow) -> int | None:
+        params = row.params
+        greedy = params.temperature < GREEDY_TEMPERATURE or params.top_k == 1
+        if greedy and not _is_adjusted(row):
+            return _argmax(logits)
+        adjusted = self._adjusted(logits, row)
+        if greedy:
+            return _argmax(adjusted)
+        token = sample_row(
+            self._scratch, self._vocab_size, params.temperature, params.top_k, params.top_p,
+            params.min_p, np.uint64(params.seed & _SEED_MASK), row.position, self._histogram,
+        )  # fmt: skip
+        return None if token < 0 else int(token)
+
+    def _adjusted(self, logits: Float32Array, row: SampleRow) -> Float32Array:
+        """The row's logits in scratch, changed as its parameters ask."""
+        params, scratch = row.params, self._scratch[: self._vocab_size]
+        scratch[:] = logits
+        self._scratch[self._vocab_size :] = -np.inf
+        if _is_penalized(params):
+            penalize(
+                scratch, self._counts, np.array(row.token_ids, np.int32), row.num_prompt_tokens,
+                np.float32(params.repetition_penalty), np.float32(params.presence_penalty),
+                np.float32(params.frequency_penalty),
+            )  # fmt: skip
+        for token_id, bias in params.logit_bias:
+            scratch[token_id] += np.float32(bias)
+        if _is_too_short(row):
+            scratch[list(params.stop_token_ids)] = -np.inf
+        return scratch
+
+    def _logprobs(self, logits: Float32Array, token_id: int, num_top: int) -> TokenLogprobs:
+        normalizer = log_sum_exp(logits, self._scratch)
+        top: list[int] = []
+        if num_top:
+            best = np.argpartition(logits, -num_top)[-num_top:]
+            top = best[np.lexsort((best, -logits[best]))].tolist()
+        return TokenLogprobs(
+            token_id,
+            min(0.0, float(logits[token_id]) - normalizer),
+            tuple((each, min(0.0, float(logits[each]) - normalizer)) for each in top),
+        )
+
+
+def _is_penalized(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+    )
+
+
+def _is_too_short(row: SampleRow) -> bool:
+    return row.position - row.num_prompt_tokens < row.params.min_tokens
+
+
+def _is_adjusted(row: SampleRow) -> bool:
+    return bool(row.params.logit_bias) or _is_too_short(row) or _is_penalized(row.params)
+
+
+def _argmax(logits: Float32Array) -> int | None:
+    """The first largest, or None if there is a NaN (which numpy's argmax always finds)."""
+    token = int(logits.argmax())
+    return None if np.isnan(logits[token]) else token

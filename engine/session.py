@@ -1,0 +1,89 @@
+"""ONNX Runtime, and the only module that imports it: sessions, bindings, devices, its errors.
+
+A session never falls back to another provider behind our back. Thread pools: every segment's
+session has one of its own, whose threads spin for 20 microseconds only; measured against one
+global pool in docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
+
+from engine.errors import BundleError, DeviceError
+
+_SPIN_US = "20"
+_ERRORS = (
+    ort_state.EPFail, ort_state.EngineError, ort_state.Fail, ort_state.InvalidArgument,
+    ort_state.InvalidGraph, ort_state.InvalidProtobuf, ort_state.ModelLoaded, ort_state.NoModel,
+    ort_state.NoSuchFile, ort_state.NotImplemented, ort_state.RuntimeException, RuntimeError,
+)  # fmt: skip
+
+
+@contextmanager
+def _translated(kind: type[BundleError] | type[DeviceError], what: str) -> Iterator[None]:
+    try:
+        yield
+    except _ERRORS as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise kind(f"{what}: {first_line}") from error
+
+
+class Session:
+    """One graph on the CPU provider, with its inputs and outputs bound to arrays of ours."""
+
+    def __init__(self, path: Path, num_threads: int) -> None:
+        """Raises BundleError when the graph or its weights cannot be loaded."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = num_threads
+        options.inter_op_num_threads = 1
+        options.enable_mem_pattern = False  # T varies from step to step
+        options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
+        self._name = path.name
+        with _translated(BundleError, f"{path} cannot be loaded"):
+            session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session.disable_fallback()
+        self._session = session._sess  # the wrapper's own checks cost as much as a small graph
+        self._binding = session.io_binding()
+        self._raw_binding = self._binding._iobinding
+
+    def bind_input(self, name: str, array: NDArray[np.float32]) -> None:
+        """`array` must be C-contiguous and outlive the binding; it is read at every run."""
+        self._binding.bind_input(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+
+    def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
+        """`array` must be C-contiguous, of the output's exact shape, and outlive the binding."""
+        self._binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+
+    def run(self) -> None:
+        """Raises DeviceError."""
+        try:
+            self._session.run_with_iobinding(self._raw_binding, None)
+        except _ERRORS as error:
+            with _translated(DeviceError, f"{self._name} failed"):
+                raise error
+
+
+def find_npu() -> tuple[bool, str]:
+    """Whether a Hexagon NPU can be used, and a sentence that says why or why not."""
+    try:
+        import onnxruntime_qnn
+    except ImportError:
+        return False, "the package onnxruntime-qnn is not installed"
+    try:
+        ort.register_execution_provider_library(
+            "QNNExecutionProvider", onnxruntime_qnn.get_library_path()
+        )
+    except _ERRORS as error:
+        return False, f"the QNN provider cannot be loaded: {str(error).splitlines()[0]}"
+    devices = [device for device in ort.get_ep_devices() if device.ep_name.startswith("QNN")]
+    npus = [device for device in devices if device.device.type == ort.OrtHardwareDeviceType.NPU]
+    if npus:
+        return True, "the QNN provider lists a Hexagon NPU"
+    return False, "the QNN provider lists no Hexagon NPU on this machine"

@@ -1,0 +1,345 @@
+"""Vector pieces that numba cannot spell, written once in LLVM's own vectors for x86 and ARM.
+
+A vector has 16 lanes: one cache line of float32, and one KV block of 16 tokens. Every fused
+multiply-add is explicit and no operation may be reordered, so a row's result depends on its own
+numbers only and is the same to the bit for every number of rows worked on together: the base of
+batch invariance. Addresses are plain integers (`array.ctypes.data`); nothing is bounds-checked.
+Knows nothing of sequences, masks or block tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as _numba_intrinsic
+
+intrinsic: Any = _numba_intrinsic  # its own annotations describe the function before wrapping
+
+LANES = 16
+INT4_GROUP_SIZE = 32
+
+_F32 = ir.FloatType()
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_F32V = ir.VectorType(_F32, LANES)
+_I8V, _I32V = ir.VectorType(_I8, LANES), ir.VectorType(_I32, LANES)
+
+# exp(x) = 2 ** n * exp(r): Cephes' expf, |r| <= ln(2) / 2, relative error about 2e-7.
+_EXP_UNDERFLOW = -87.0
+_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
+_EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
+                   1.6666665459e-1, 5.0000001201e-1)  # fmt: skip
+_ROUND_MAGIC, _ROUND_MAGIC_BITS = 12582912.0, 0x4B400000
+
+
+class _Emitter:
+    """Shorthand over an IR builder for float32 vectors (or scalars) at integer addresses."""
+
+    def __init__(self, builder: Any) -> None:
+        self.b = builder
+
+    def pointer(self, address: Any, offset: Any, pointee: Any) -> Any:
+        return self.b.inttoptr(self.b.add(address, offset), pointee.as_pointer())
+
+    def load(self, address: Any, offset: Any, pointee: Any, align: int = 4) -> Any:
+        return self.b.load(self.pointer(address, offset, pointee), align=align)
+
+    def store(self, value: Any, address: Any, offset: Any) -> None:
+        self.b.store(value, self.pointer(address, offset, value.type), align=4)
+
+    def slot(self) -> Any:
+        """A vector variable; the optimizer keeps it in a register."""
+        return cgutils.alloca_once(self.b, _F32V)
+
+    def i64(self, value: int) -> Any:
+        return ir.Constant(_I64, value)
+
+    def scaled(self, index: Any, factor: int) -> Any:
+        return self.b.mul(index, self.i64(factor))
+
+    def splat(self, scalar: Any) -> Any:
+        undefined = ir.Constant(_F32V, ir.Undefined)
+        first = self.b.insert_element(undefined, scalar, ir.Constant(_I32, 0))
+        zeros = ir.Constant(_I32V, [0] * LANES)
+        return self.b.shuffle_vector(first, undefined, zeros)
+
+    def constant(self, value: float, like: Any) -> Any:
+        vector = isinstance(like.type, ir.VectorType)
+        return ir.Constant(like.type, [value] * LANES if vector else value)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        kind = a.type
+        name = "llvm.fma.v16f32" if isinstance(kind, ir.VectorType) else "llvm.fma.f32"
+        function_type = ir.FunctionType(kind, [kind] * 3)
+        function = cgutils.get_or_insert_function(self.b.module, function_type, name)
+        return self.b.call(function, [a, b, c])
+
+    def reduce(self, operation: str, vector: Any, start: float | None = None) -> Any:
+        """Across the lanes, in lane order where the order matters."""
+        arguments = [vector] if start is None else [ir.Constant(_F32, start), vector]
+        function_type = ir.FunctionType(_F32, [argument.type for argument in arguments])
+        function = cgutils.get_or_insert_function(
+            self.b.module, function_type, f"llvm.vector.reduce.{operation}.v16f32"
+        )
+        return self.b.call(function, arguments)
+
+    def exp(self, x: Any) -> Any:
+        """exp(x) for x <= 88; exactly 0 below -87 (and for -inf), exactly 1 at 0, NaN for NaN."""
+        b = self.b
+        underflow = self.constant(_EXP_UNDERFLOW, x)
+        is_zero = b.fcmp_ordered("<", x, underflow)
+        x = b.select(is_zero, underflow, x)
+        magic = self.constant(_ROUND_MAGIC, x)
+        shifted = self.fma(x, self.constant(_LOG2_E, x), magic)
+        n = b.fsub(shifted, magic)
+        r = self.fma(n, self.constant(-_LN2_HIGH, x), x)
+        r = self.fma(n, self.constant(-_LN2_LOW, x), r)
+        p = self.constant(_EXP_POLYNOMIAL[0], x)
+        for coefficient in _EXP_POLYNOMIAL[1:]:
+            p = self.fma(p, r, self.constant(coefficient, x))
+        p = b.fadd(self.fma(b.fmul(p, r), r, r), self.constant(1.0, x))
+        return b.select(is_zero, self.constant(0.0, x), b.fmul(p, self._power_of_two(shifted)))
+
+    def _power_of_two(self, shifted: Any) -> Any:
+        """2 ** n, from the float whose low bits hold n after the rounding trick."""
+        vector = isinstance(shifted.type, ir.VectorType)
+        kind = _I32V if vector else _I32
+
+        def constant(value: int) -> Any:
+            return ir.Constant(kind, [value] * LANES if vector else value)
+
+        n = self.b.sub(self.b.bitcast(shifted, kind), constant(_ROUND_MAGIC_BITS))
+        exponent = self.b.shl(self.b.add(n, constant(127)), constant(23))
+        return self.b.bitcast(exponent, shifted.type)
+
+    def nibbles(self, packed: Any) -> tuple[Any, Any]:
+        """(low, high) halves of 16 bytes as float32, stored with 8 added."""
+        b = self.b
+        wide = b.zext(packed, _I32V)
+        low = b.and_(wide, ir.Constant(_I32V, [15] * LANES))
+        high = b.lshr(wide, ir.Constant(_I32V, [4] * LANES))
+        eight = ir.Constant(_I32V, [8] * LANES)
+        return b.sitofp(b.sub(low, eight), _F32V), b.sitofp(b.sub(high, eight), _F32V)
+
+
+Emit = Callable[[_Emitter, Sequence[Any]], Any]
+
+
+def _scalar_kind(kind: Any) -> Any:
+    return types.float32 if kind in types.real_domain else types.int64
+
+
+def _result(signature: Any, emit: Emit) -> tuple[Any, Any]:
+    """What a numba intrinsic returns: its signature and its code generator."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        returned = emit(_Emitter(builder), values)
+        return context.get_dummy_value() if returned is None else returned
+
+    return signature, generate
+
+
+def _page_kind(pages: Any) -> str:
+    """The KV format that a page array's type tells."""
+    return {types.float32: "f32", types.int8: "int8", types.uint8: "int4"}[pages.dtype]
+
+
+def _block_result(rows: Any, pages: Any, addresses: Sequence[Any], emitter: Any) -> tuple[Any, Any]:
+    num_rows, kind = len(rows), _page_kind(pages)
+
+    def emit(e: _Emitter, values: Sequence[Any]) -> None:
+        emitter(e, kind, num_rows, *values[2:])
+
+    signature = types.void(rows, pages, *(_scalar_kind(address) for address in addresses))
+    return _result(signature, emit)
+
+
+def _accumulators(e: _Emitter, num_rows: int) -> list[Any]:
+    zero = ir.Constant(_F32V, [0.0] * LANES)
+    slots = []
+    for _ in range(num_rows):
+        slot = e.slot()
+        e.b.store(zero, slot)
+        slots.append(slot)
+    return slots
+
+
+def _multiply_rows(
+    e: _Emitter, slots: list[Any], address: Any, stride: Any, offset: Any, vector: Any
+) -> None:
+    """slots[r] += scalar at (address + r * stride + offset) * vector, for every row r."""
+    for r, slot in enumerate(slots):
+        scalar = e.load(address, e.b.add(e.scaled(stride, r), offset), _F32)
+        e.b.store(e.fma(e.splat(scalar), vector, e.b.load(slot)), slot)
+
+
+def _as_float(e: _Emitter, address: Any, offset: Any, kind: str) -> Any:
+    if kind == "f32":
+        return e.load(address, offset, _F32V)
+    return e.b.sitofp(e.load(address, offset, _I8V, align=1), _F32V)
+
+
+@intrinsic
+def scores(
+    typing_context: Any, rows: Any, pages: Any, q: Any, q_stride: Any, keys: Any, scales: Any,
+    head_size: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """out[r, t] = sum_d q[r, d] * key[d, t] * scale[t]: queries against one block of 16 keys.
+
+    `rows` is a tuple with one element per query and `pages` the page array: their types choose
+    the code. The rest are int64: addresses, strides in bytes, sizes in elements. Keys are stored
+    [head_size, 16] so that a vector holds one dimension of every token (`int4`: [head_size / 2,
+    16], dimension i of a group of 32 in the low nibble of row i, i + 16 in the high one;
+    scales [groups, 16]).
+    """
+    addresses = (q, q_stride, keys, scales, head_size, out, out_stride)
+    return _block_result(rows, pages, addresses, _emit_scores)
+
+
+def _emit_scores(
+    e: _Emitter, kind: str, num_rows: int, q: Any, q_stride: Any, keys: Any, scales: Any,
+    head_size: Any, out: Any, out_stride: Any,
+) -> None:  # fmt: skip
+    if kind == "int4":
+        slots = _int4_scores(e, q, q_stride, keys, scales, head_size, num_rows)
+        results = [e.b.load(slot) for slot in slots]
+    else:
+        slots = _accumulators(e, num_rows)
+        width = LANES * (4 if kind == "f32" else 1)
+        with cgutils.for_range(e.b, head_size) as loop:
+            key = _as_float(e, keys, e.scaled(loop.index, width), kind)
+            _multiply_rows(e, slots, q, q_stride, e.scaled(loop.index, 4), key)
+        scale = e.load(scales, e.i64(0), _F32V)
+        results = [e.b.fmul(e.b.load(slot), scale) for slot in slots]
+    for r, value in enumerate(results):
+        e.store(value, out, e.scaled(out_stride, r))
+
+
+def _int4_scores(
+    e: _Emitter, q: Any, q_stride: Any, keys: Any, scales: Any, head_size: Any, num_rows: int
+) -> list[Any]:
+    totals = _accumulators(e, num_rows)
+    half = INT4_GROUP_SIZE // 2
+    with cgutils.for_range(e.b, e.b.udiv(head_size, e.i64(INT4_GROUP_SIZE))) as groups:
+        slots = _accumulators(e, num_rows)
+        with cgutils.for_range(e.b, e.i64(half)) as loop:
+            row = e.b.add(e.scaled(groups.index, half), loop.index)
+            packed = e.load(keys, e.scaled(row, LANES), _I8V, align=1)
+            low, high = e.nibbles(packed)
+            first = e.b.add(e.scaled(groups.index, INT4_GROUP_SIZE), loop.index)
+            _multiply_rows(e, slots, q, q_stride, e.scaled(first, 4), low)
+            second = e.b.add(first, e.i64(half))
+            _multiply_rows(e, slots, q, q_stride, e.scaled(second, 4), high)
+        scale = e.load(scales, e.scaled(groups.index, LANES * 4), _F32V)
+        for total, slot in zip(totals, slots, strict=True):
+            e.b.store(e.fma(e.b.load(slot), scale, e.b.load(total)), total)
+    return totals
+
+
+@intrinsic
+def weighted_sum(
+    typing_context: Any, rows: Any, pages: Any, p: Any, p_stride: Any, values: Any, scales: Any,
+    head_size: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """out[r, d] += sum_t p[r, t] * value[t, d] * scale[t], t in 0..15 in order.
+
+    Arguments as in `scores`. Values are stored [16, head_size], head_size a multiple of 16
+    (`int4`: [16, head_size / 2], a group of 32 being 16 bytes with dimension i low and i + 16
+    high; scales [groups, 16]).
+    """
+    addresses = (p, p_stride, values, scales, head_size, out, out_stride)
+    return _block_result(rows, pages, addresses, _emit_weighted_sum)
+
+
+def _emit_weighted_sum(
+    e: _Emitter, kind: str, num_rows: int, p: Any, p_stride: Any, values: Any, scales: Any,
+    head_size: Any, out: Any, out_stride: Any,
+) -> None:  # fmt: skip
+    num_halves = 2 if kind == "int4" else 1
+    chunk = LANES * num_halves
+    with cgutils.for_range(e.b, e.b.udiv(head_size, e.i64(chunk))) as chunks:
+        start = e.scaled(chunks.index, chunk * 4)
+        slots = _load_rows(e, out, out_stride, start, num_rows, num_halves)
+        with cgutils.for_range(e.b, e.i64(LANES)) as tokens:
+            for half, value in enumerate(
+                _values(e, kind, values, scales, head_size, chunks.index, tokens.index)
+            ):
+                _multiply_rows(e, slots[half], p, p_stride, e.scaled(tokens.index, 4), value)
+        for half in range(num_halves):
+            for r, slot in enumerate(slots[half]):
+                place = _row_place(e, start, half, out_stride, r)
+                e.store(e.b.load(slot), out, place)
+
+
+def _row_place(e: _Emitter, start: Any, half: int, stride: Any, row: int) -> Any:
+    return e.b.add(e.b.add(start, e.i64(half * LANES * 4)), e.scaled(stride, row))
+
+
+def _load_rows(
+    e: _Emitter, out: Any, out_stride: Any, start: Any, num_rows: int, num_halves: int
+) -> list[list[Any]]:
+    slots = [_accumulators(e, num_rows) for _ in range(num_halves)]
+    for half, rows in enumerate(slots):
+        for r, slot in enumerate(rows):
+            place = _row_place(e, start, half, out_stride, r)
+            e.b.store(e.load(out, place, _F32V), slot)
+    return slots
+
+
+def _values(
+    e: _Emitter, kind: str, values: Any, scales: Any, head_size: Any, chunk: Any, token: Any
+) -> list[Any]:
+    """The scaled values of one token in one chunk: one vector, or two for int4."""
+    if kind == "int4":
+        row = e.b.mul(token, e.b.udiv(head_size, e.i64(2)))
+        packed = e.load(values, e.b.add(row, e.scaled(chunk, LANES)), _I8V, align=1)
+        place = e.b.add(e.scaled(chunk, LANES), token)
+        scale = e.splat(e.load(scales, e.scaled(place, 4), _F32))
+        return [e.b.fmul(half, scale) for half in e.nibbles(packed)]
+    index = e.b.add(e.b.mul(token, head_size), e.scaled(chunk, LANES))
+    value = _as_float(e, values, e.scaled(index, 4 if kind == "f32" else 1), kind)
+    return [e.b.fmul(value, e.splat(e.load(scales, e.scaled(token, 4), _F32)))]
+
+
+@intrinsic
+def row_max(typing_context: Any, row: Any, num_vectors: Any) -> Any:
+    """row_max(address, number of vectors) -> the largest float32, NaNs passed over."""
+    return _result(types.float32(_scalar_kind(row), _scalar_kind(num_vectors)), _emit_row_max)
+
+
+@intrinsic
+def row_exp(typing_context: Any, row: Any, num_vectors: Any, shift: Any) -> Any:
+    """row_exp(address, number of vectors, shift): row = exp(row - shift) -> their sum."""
+    kinds = (_scalar_kind(row), _scalar_kind(num_vectors), types.float32)
+    return _result(types.float32(*kinds), _emit_row_exp)
+
+
+@intrinsic
+def exp(typing_context: Any, x: Any) -> Any:
+    """exp(x) -> the same exponential as `row_exp`, for one float32."""
+    return _result(types.float32(types.float32), lambda e, arguments: e.exp(arguments[0]))
+
+
+def _emit_row_max(e: _Emitter, arguments: Sequence[Any]) -> Any:
+    row, num_vectors = arguments
+    slot = e.slot()
+    e.b.store(ir.Constant(_F32V, [float("-inf")] * LANES), slot)
+    with cgutils.for_range(e.b, num_vectors) as loop:
+        value = e.load(row, e.scaled(loop.index, LANES * 4), _F32V)
+        best = e.b.load(slot)
+        e.b.store(e.b.select(e.b.fcmp_ordered(">", value, best), value, best), slot)
+    return e.reduce("fmax", e.b.load(slot))
+
+
+def _emit_row_exp(e: _Emitter, arguments: Sequence[Any]) -> Any:
+    row, num_vectors, shift = arguments
+    (total,) = _accumulators(e, 1)
+    with cgutils.for_range(e.b, num_vectors) as loop:
+        offset = e.scaled(loop.index, LANES * 4)
+        value = e.exp(e.b.fsub(e.load(row, offset, _F32V), e.splat(shift)))
+        e.store(value, row, offset)
+        e.b.store(e.b.fadd(e.b.load(total), value), total)
+    return e.reduce("fadd", e.b.load(total), start=0.0)

@@ -1,0 +1,38 @@
+"""Runs every compiled form once, so that no request waits for a compiler."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.architectures.config import ModelConfig
+from engine.batch import Batch
+from engine.model_runner import ModelRunner
+from engine.sampler import Sampler, SampleRow
+from engine.sampling_params import SamplingParams
+
+_SAMPLED = SamplingParams(
+    max_tokens=1, temperature=0.5, top_p=0.5, presence_penalty=0.5, seed=1, logprobs=1
+)
+
+
+def warm_up(runner: ModelRunner, sampler: Sampler, config: ModelConfig) -> None:
+    """A prefill of two tokens, a decode of one, and a draw. Leaves garbage in block 0 only."""
+    runner.execute(_batch(num_tokens=2, context_len=2))
+    logits = runner.execute(_batch(num_tokens=1, context_len=3))
+    sampler.sample(logits, [SampleRow(0, 3, _SAMPLED, [0, 0, 0], 3)])
+
+
+def _batch(num_tokens: int, context_len: int) -> Batch:
+    def array(values: object) -> np.ndarray:
+        return np.array(values, np.int32)
+
+    positions = array(range(context_len - num_tokens, context_len))
+    return Batch(
+        token_ids=np.zeros_like(positions),
+        positions=positions,
+        slot_mapping=positions,
+        query_starts=array([0, num_tokens]),
+        context_lens=array([context_len]),
+        block_tables=array([[0]]),
+        logits_rows=array([num_tokens - 1]),
+    )
