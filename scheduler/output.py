@@ -1,0 +1,68 @@
+"""What one step brought for one sequence, as a message; and when a sequence ends.
+
+Reads sequences and results; changes nothing.
+"""
+
+from __future__ import annotations
+
+from engine.logprobs import TokenLogprobs
+from engine.sampler import Sampled
+from scheduler.messages import FinishReason, StepOutput
+from scheduler.sequence import Sequence
+
+NAN_ERROR = "the model returned NaN for this sequence, so no token could be chosen"
+
+
+def ended_output(sequence: Sequence, reason: FinishReason, error: str | None = None) -> StepOutput:
+    """The end of a sequence that got no token with it: abort, deadline or error."""
+    return StepOutput(
+        sequence.request_id,
+        finish_reason=reason,
+        num_cached_tokens=sequence.num_cached_tokens,
+        error=error,
+    )
+
+
+def refused_output(request_id: str, error: str) -> StepOutput:
+    """The end of a request that never became a sequence."""
+    return StepOutput(request_id, finish_reason=FinishReason.ERROR, error=error)
+
+
+def token_output(
+    sequence: Sequence,
+    new_tokens: list[Sampled],
+    new_token_ids: tuple[int, ...],
+    reason: FinishReason | None,
+    prompt_logprobs: list[TokenLogprobs] | None,
+) -> StepOutput:
+    """`prompt_logprobs`: of all prompt tokens but the first, when they are to be sent now."""
+    return StepOutput(
+        sequence.request_id,
+        new_token_ids,
+        reason,
+        new_token_ids[-1] if reason is FinishReason.STOP else None,
+        _token_logprobs(new_tokens) if sequence.sampling.logprobs is not None else None,
+        None if prompt_logprobs is None else (None, *prompt_logprobs),
+        sequence.num_cached_tokens,
+    )
+
+
+def end_of(sequence: Sequence, new_token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+    """How many of the new tokens count, and whether the sequence ends with the last of those.
+
+    The first stop token ends it, once `min_tokens` tokens exist with it; else the number of
+    tokens does: `max_tokens` or a full context. STOP wins if both happen at one token.
+    """
+    params = sequence.sampling
+    num_tokens, num_prompt = len(sequence.token_ids), sequence.num_prompt_tokens
+    for index, token_id in enumerate(new_token_ids):
+        num_tokens += 1
+        if token_id in params.stop_token_ids and num_tokens - num_prompt >= params.min_tokens:
+            return index + 1, FinishReason.STOP
+        if num_tokens >= sequence.max_num_tokens:
+            return index + 1, FinishReason.LENGTH
+    return len(new_token_ids), None
+
+
+def _token_logprobs(new_tokens: list[Sampled]) -> tuple[TokenLogprobs, ...]:
+    return tuple(token.logprobs for token in new_tokens if token.logprobs is not None)

@@ -1,0 +1,208 @@
+"""The engine process: load the engine, tell how it goes, run the step loop, never be an orphan.
+
+`engine_process_main` is the target of `multiprocessing.Process` (spawn). `run_engine` is the same
+without what concerns the process as a whole, so it can also run in a thread. What is loaded, and
+how, is the caller's business: a picklable callable.
+
+Lifetime. The connection is the life line: when the other end closes it, by will or by death, the
+receiver thread notices, also while the engine is loading or computing. The loop then ends after
+the step it is in; a process that is not gone after a grace period ends itself hard. Ctrl-C goes
+to the whole process group and is ignored here: the server decides how to drain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol
+
+from scheduler.loop import StepLoop
+from scheduler.messages import (
+    EngineFailed,
+    EngineInfo,
+    EngineLoading,
+    EngineReady,
+    FromEngine,
+    Shutdown,
+    ToEngine,
+)
+from scheduler.policy import SchedulerConfig
+from scheduler.scheduler import Scheduler
+from scheduler.worker import ModelWorker, Runner, TokenSampler
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+
+
+class Connection(Protocol):
+    """One end of a `multiprocessing.Pipe`."""
+
+    def send(self, obj: FromEngine, /) -> None: ...
+
+    def recv(self) -> ToEngine: ...
+
+
+class EngineFactsLike(Protocol):
+    """What a loaded engine says of itself. The meanings are those of `EngineInfo`."""
+
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def kv_format(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def device_reason(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+    @property
+    def batch_invariant(self) -> bool: ...
+    @property
+    def weight_format(self) -> str: ...
+    @property
+    def kv_bytes(self) -> int: ...
+
+
+class LoadedEngineLike(Protocol):
+    @property
+    def runner(self) -> Runner: ...
+    @property
+    def sampler(self) -> TokenSampler: ...
+    @property
+    def info(self) -> EngineFactsLike: ...
+
+
+EngineLoader = Callable[[Callable[[str], None]], LoadedEngineLike]
+
+
+def engine_process_main(
+    connection: Connection, load: EngineLoader, config: SchedulerConfig
+) -> None:
+    """The whole life of an engine process. `config`: see `run_engine`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGBREAK"):  # Windows: Ctrl-Break, also sent to the whole group
+        signal.signal(signal.SIGBREAK, signal.SIG_IGN)
+    threading.current_thread().name = "engine-loop"
+    run_engine(connection, load, config, on_closed=_end_process_after_grace)
+
+
+def run_engine(
+    connection: Connection,
+    load: EngineLoader,
+    config: SchedulerConfig,
+    on_closed: Callable[[], None] = lambda: None,
+) -> None:
+    """Load, report, and run the loop until `Shutdown` or the end of the connection.
+
+    `max_model_len`, `num_blocks` and `block_size` of `config` are replaced by the engine's.
+    `on_closed` is called in the receiver thread when no more messages can come.
+    """
+    inbox: SimpleQueue[ToEngine] = SimpleQueue()
+    threading.Thread(
+        target=receive, args=(connection, inbox, on_closed), name="engine-receiver", daemon=True
+    ).start()
+    try:
+        worker = _load_worker(connection, load, config)
+        if worker is not None:
+            StepLoop(worker, inbox, connection.send).run()
+    except OSError as exc:
+        logger.info("the server is gone, the engine ends: %s", exc)
+
+
+def receive(
+    connection: Connection, inbox: SimpleQueue[ToEngine], on_closed: Callable[[], None]
+) -> None:
+    """Move messages into the inbox until the connection ends; its end is a `Shutdown`."""
+    try:
+        while True:
+            message = connection.recv()
+            inbox.put(message)
+            if isinstance(message, Shutdown):
+                break
+    except (EOFError, OSError):
+        logger.info("the connection to the server has ended")
+    finally:
+        inbox.put(Shutdown())
+        on_closed()
+
+
+def _load_worker(
+    connection: Connection, load: EngineLoader, config: SchedulerConfig
+) -> ModelWorker | None:
+    """None, and the reason sent, if the engine cannot be loaded. OSError: the server is gone."""
+    try:
+        engine = load(_PhaseSender(connection))
+        info, config = _settle(engine.info, config)
+        worker = ModelWorker(Scheduler(config), engine.runner, engine.sampler)
+    except ServerGone:
+        raise
+    except Exception as exc:  # any reason not to start is reported, not only those foreseen
+        logger.exception("the engine could not be loaded")
+        connection.send(EngineFailed(_one_line(exc)))
+        return None
+    connection.send(EngineReady(info))
+    return worker
+
+
+class ServerGone(OSError):
+    """Nobody listens any more; not to be mistaken for an OSError of loading a file."""
+
+
+class _PhaseSender:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __call__(self, phase: str) -> None:
+        try:
+            self._connection.send(EngineLoading(phase))
+        except OSError as exc:
+            raise ServerGone(str(exc)) from exc
+
+
+def _settle(facts: EngineFactsLike, config: SchedulerConfig) -> tuple[EngineInfo, SchedulerConfig]:
+    config = dataclasses.replace(
+        config,
+        max_model_len=facts.max_model_len,
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+    )
+    info = EngineInfo(
+        max_model_len=facts.max_model_len,
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+        kv_format=facts.kv_format,
+        vocab_size=facts.vocab_size,
+        device=facts.device,
+        device_reason=facts.device_reason,
+        num_threads=facts.num_threads,
+        batch_invariant=facts.batch_invariant,
+        weight_format=facts.weight_format,
+        kv_bytes=facts.kv_bytes,
+        max_num_seqs=config.max_num_seqs,
+    )
+    return info, config
+
+
+def _one_line(exc: Exception) -> str:
+    text = " ".join(str(exc).split())
+    return text or type(exc).__name__
+
+
+def _end_process_after_grace() -> None:
+    """Called in a daemon thread: does nothing if the process ends by itself in time."""
+    time.sleep(GRACE_S)
+    logger.error("the engine did not end within %.0f s, ending it", GRACE_S)
+    os._exit(1)

@@ -1,0 +1,77 @@
+"""Counts and clocks of the engine, and the snapshot of them that travels with every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+from scheduler.messages import StepStats
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counted since the engine started; each place that knows of an event counts it.
+
+    `failed_steps` counts every attempt of a step that raised, also when its retry went well.
+    """
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    prefix_queried_tokens: int = 0
+    preemptions: int = 0
+    failed_steps: int = 0
+
+
+class PhaseTimer:
+    """Seconds of one step per phase: `lap` books the time since the last lap."""
+
+    __slots__ = ("_last_s", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = {"schedule": 0.0, "execute": 0.0, "sample": 0.0, "commit": 0.0}
+        self._last_s = perf_counter()
+
+    def start(self) -> None:
+        for phase in self.seconds:
+            self.seconds[phase] = 0.0
+        self._last_s = perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now_s = perf_counter()
+        self.seconds[phase] += now_s - self._last_s
+        self._last_s = now_s
+
+
+def snapshot(
+    totals: Totals,
+    timer: PhaseTimer,
+    *,
+    num_running: int,
+    num_waiting: int,
+    num_blocks: int,
+    num_free_blocks: int,
+    num_step_tokens: int,
+    queue_times_s: list[float],
+) -> StepStats:
+    seconds = timer.seconds
+    return StepStats(
+        num_running=num_running,
+        num_waiting=num_waiting,
+        num_blocks=num_blocks,
+        num_free_blocks=num_free_blocks,
+        num_step_tokens=num_step_tokens,
+        total_steps=totals.steps,
+        total_prompt_tokens=totals.prompt_tokens,
+        total_generated_tokens=totals.generated_tokens,
+        total_cached_tokens=totals.cached_tokens,
+        total_prefix_queried_tokens=totals.prefix_queried_tokens,
+        total_preemptions=totals.preemptions,
+        total_failed_steps=totals.failed_steps,
+        schedule_s=seconds["schedule"],
+        execute_s=seconds["execute"],
+        sample_s=seconds["sample"],
+        commit_s=seconds["commit"],
+        queue_times_s=tuple(queue_times_s),
+    )
