@@ -1,0 +1,1 @@
+"""HTTP and text: the only package that knows fastapi, pydantic, jinja2, tokenizers or asyncio."""

@@ -1,0 +1,210 @@
+"""The verb `serve`: configuration, model files, socket, engines, banner; in that order.
+
+The port is taken before anything slow happens, the HTTP side answers while the engines load, and
+"ready" is printed only when a request would be accepted. Knows the terminal, not the routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from server.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from server.config import ServerConfig
+    from server.loadable_model import LoadableModel
+    from server.models import ModelManager
+
+logger = logging.getLogger(__name__)
+
+
+def serve(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A name, a source or a path; may be repeated.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes any free one.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, npu or npu-emulated.")] = None,
+    threads: Annotated[str | None, typer.Option(help="Threads of an engine, or auto.")] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help='Memory for keys and values such as "2GiB", or auto.')
+    ] = None,
+    kv_format: Annotated[str | None, typer.Option(help="f32, int8 or int4.")] = None,
+    max_model_len: Annotated[
+        str | None, typer.Option(help="Longest sequence in tokens, or auto.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file; configs/server.toml lists its keys.")
+    ] = None,
+) -> None:
+    """Serve models over an OpenAI-compatible API."""
+    from server.config import load_config
+
+    flags = {
+        "model": model or None,
+        "host": host,
+        "port": port,
+        "device": device,
+        "threads": threads,
+        "kv_memory": kv_memory,
+        "kv_format": kv_format,
+        "max_model_len": max_model_len,
+    }
+    settings = load_config(config, flags)
+    configure_logging(settings.server.log_level)
+    with interrupted_by_sigterm():
+        sock = listen(settings)
+        with contextlib.closing(sock):
+            models = find_models(settings)
+            run_service(settings, models, sock, Console(highlight=False))
+
+
+def configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if level != "debug":
+        # Its start and end messages repeat what the banner and the service say.
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Until the service has its own handlers, SIGTERM is like Ctrl-C: fetching cleans up."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def listen(settings: ServerConfig) -> socket.socket:
+    from server.listener import ListenError, bind, is_loopback
+
+    try:
+        sock = bind(settings.server.host, settings.server.port)
+    except ListenError as error:
+        raise CliError(str(error)) from error
+    open_to_all = not (settings.server.api_keys or settings.server.api_key_file)
+    if open_to_all and not is_loopback(settings.server.host):
+        logger.warning("everybody who reaches %s can use this server", settings.server.host)
+    return sock
+
+
+def find_models(settings: ServerConfig) -> list[LoadableModel]:
+    """Open the models, fetching and importing what is missing, with a progress bar."""
+    from server.cli.progress import progress_bars
+    from server.loadable_model import from_bundle
+    from server.model_store import ModelStore
+
+    if not settings.models.model:
+        raise CliError("no model is given; name one with --model or models.model")
+    store = ModelStore()
+    folders = []
+    for name in settings.models.model:
+        with progress_bars(Console(stderr=True)) as report:
+            folders.append(store.resolve(name, report))
+    return [from_bundle(folder, settings) for folder in folders]
+
+
+def run_service(
+    settings: ServerConfig,
+    models: Sequence[LoadableModel],
+    sock: socket.socket,
+    console: Console,
+) -> None:
+    """Serve `models` on the bound `sock` until a signal; returns after an orderly end.
+
+    Raises:
+        CliError: every model failed to load, or the port was taken meanwhile.
+    """
+    from server.listener import ListenError
+    from server.service import StartFailed
+
+    try:
+        asyncio.run(_serve(settings, models, sock, console))
+    except (ListenError, StartFailed) as error:
+        raise CliError(str(error)) from error
+
+
+async def _serve(
+    settings: ServerConfig,
+    models: Sequence[LoadableModel],
+    sock: socket.socket,
+    console: Console,
+) -> None:
+    from server.app import create_app
+    from server.metrics import Metrics
+    from server.models import ModelManager, client_policy, http_settings
+    from server.service import Service
+
+    metrics = Metrics()
+    manager = ModelManager(client_policy(settings), metrics)
+    url = url_of(settings, sock)
+
+    def start_models() -> None:
+        console.print(f"{url} answers; loading {', '.join(m.name for m in models)}", markup=False)
+        for model in models:
+            manager.load(model)
+
+    service = Service(
+        create_app(manager, http_settings(settings), metrics=metrics),
+        sock,
+        manager,
+        start_models,
+        lambda: print_banner(console, manager, url),
+        settings.server.drain_timeout_s,
+    )
+    await service.run()
+
+
+def url_of(settings: ServerConfig, sock: socket.socket) -> str:
+    from server.listener import base_url
+
+    return base_url(settings.server.host, sock.getsockname()[1])
+
+
+def print_banner(console: Console, manager: ModelManager, url: str) -> None:
+    """What was loaded, on what and why, and how to use it."""
+    failures = manager.failures()
+    lines = [_model_line(manager, name, failures) for name in _names(manager)]
+    working = next(name for name in _names(manager) if name not in failures)
+    body = f'{{"model": "{working}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    lines += [
+        f"ready  {url}/v1",
+        f"try    curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+    ]
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _names(manager: ModelManager) -> list[str]:
+    return [model.name for model in manager.list()]
+
+
+def _model_line(manager: ModelManager, name: str, failures: dict[str, str]) -> str:
+    from server.machine import format_bytes
+
+    info = manager.get(name).engine.info
+    if name in failures or info is None:
+        return f"failed {name}: {failures.get(name, 'it is not loaded')}"
+    return (
+        f"model  {name} on {info.device} ({info.device_reason}), {info.num_threads} threads\n"
+        f"kv     {info.num_blocks:,} blocks = {info.num_blocks * info.block_size:,} tokens of "
+        f"{info.kv_format}, {format_bytes(info.kv_bytes)}"
+    )

@@ -1,0 +1,227 @@
+"""The async facade of one engine process: generate, abort, stats, drain, exact resume.
+
+A request lives here from its admission to its last output. When the engine dies, every live
+request is submitted again with the tokens that were already received; sampling is a function of
+(seed, position), so the clients see a pause and the very text they would have had.
+Does not know text, HTTP or what runs inside the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.messages import (
+    Abort,
+    EngineInfo,
+    GenerationRequest,
+    StepOutput,
+    StepResult,
+    StepStats,
+)
+from server.engine_process import EngineLauncher
+from server.engine_state import EngineState
+from server.errors import EngineUnavailable, QueueFull
+from server.finish_rate import FinishRate
+from server.live_request import LiveRequest, OutputStream
+from server.supervisor import EngineSupervisor, SupervisionPolicy
+
+logger = logging.getLogger(__name__)
+
+_LOADING_RETRY_S = 5.0
+_FAILED_RETRY_S = 60.0
+_STOP_GRACE_S = 0.7
+"""Twice this (asked, then killed) has to fit into the two seconds that follow a drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPolicy:
+    """`max_num_seqs` of the engine run, `max_queue` more may wait, the rest is refused."""
+
+    max_num_seqs: int
+    max_queue: int
+    max_resumes_per_request: int = 3
+    supervision: SupervisionPolicy = field(default_factory=SupervisionPolicy)
+
+
+class EngineClient:
+    """One model's engine. Create it and use it in the event loop's thread; `start` it once."""
+
+    def __init__(
+        self,
+        name: str,
+        launcher: EngineLauncher,
+        policy: ClientPolicy,
+        on_stats: Callable[[StepStats], None] = lambda stats: None,
+    ) -> None:
+        self.name = name
+        self._policy = policy
+        self._on_stats = on_stats
+        self._live: dict[str, LiveRequest] = {}
+        self._rate = FinishRate()
+        self._stats = StepStats()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._supervisor = EngineSupervisor(name, launcher, policy.supervision, self)
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """None until the engine was ready for the first time."""
+        return self._supervisor.info
+
+    @property
+    def state(self) -> EngineState:
+        return self._supervisor.state
+
+    @property
+    def state_detail(self) -> str:
+        return self._supervisor.detail
+
+    @property
+    def stats(self) -> StepStats:
+        return self._stats
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process; None while there is none."""
+        return self._supervisor.pid
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._live)
+
+    def start(self) -> None:
+        self._supervisor.start()
+
+    async def wait_settled(self) -> None:
+        """Wait until the first load has ended, well or badly; then look at `state`."""
+        await self._supervisor.wait_settled()
+
+    def generate(self, request: GenerationRequest) -> OutputStream:
+        """Submit a sequence and return its outputs, the last one with a finish reason.
+
+        Raises:
+            EngineUnavailable: the engine is loading, restarting, dead or draining.
+            QueueFull: `max_num_seqs + max_queue` sequences are unfinished.
+        """
+        self._admit()
+        assert request.request_id not in self._live, f"request id {request.request_id} is in use"
+        if not self._live:
+            self._rate.become_busy(time.monotonic())
+            self._supervisor.note_work()
+            self._idle.clear()
+        live = LiveRequest(request)
+        self._live[live.request_id] = live
+        self._supervisor.send(request)
+        return OutputStream(live, self._abandon)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and give the live ones `timeout_s`; then end them with an error."""
+        self._supervisor.begin_drain()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            logger.warning("%d requests of %s did not finish in time", len(self._live), self.name)
+            self._fail_all("The server is shutting down; the answer is incomplete.")
+
+    async def stop(self) -> None:
+        """End the engine process; all of its memory goes back. Idempotent, bounded in time."""
+        self._fail_all("The model was unloaded; the answer is incomplete.")
+        await self._supervisor.stop(_STOP_GRACE_S)
+
+    def kill(self) -> None:
+        """For a second signal: end the engine process at once."""
+        self._supervisor.kill()
+
+    def _admit(self) -> None:
+        if self.state is not EngineState.READY:
+            raise EngineUnavailable(self._unavailable_sentence(), self._unavailable_retry_s())
+        limit = self._policy.max_num_seqs + self._policy.max_queue
+        if (unfinished := len(self._live)) >= limit:
+            retry_s = self._rate.retry_after_s(unfinished - limit + 1, time.monotonic())
+            raise QueueFull(
+                f"The queue of {self.name} is full: {unfinished} sequences are unfinished, "
+                f"{self._policy.max_num_seqs} can run and {self._policy.max_queue} can wait. "
+                f"Retry in {retry_s:.0f} s.",
+                retry_s,
+            )
+
+    def _unavailable_sentence(self) -> str:
+        detail = f": {self.state_detail}" if self.state_detail else ""
+        return f"The model {self.name} is {self.state}{detail}."
+
+    def _unavailable_retry_s(self) -> float:
+        if self.state is EngineState.FAILED:
+            return _FAILED_RETRY_S
+        return self._supervisor.load_s or _LOADING_RETRY_S
+
+    def _abandon(self, live: LiveRequest) -> None:
+        """The consumer left. Outputs that are still on their way find no id and are dropped."""
+        self._forget(live)
+        self._supervisor.send(Abort(live.request_id))
+
+    def _forget(self, live: LiveRequest) -> None:
+        if self._live.pop(live.request_id, None) is not None and not self._live:
+            self._rate.become_idle(time.monotonic())
+            self._idle.set()
+
+    def _deliver(self, output: StepOutput) -> None:
+        live = self._live.get(output.request_id)
+        if live is None:
+            return
+        live.push(output)
+        if live.is_finished:
+            self._rate.record(time.monotonic())
+            self._forget(live)
+
+    def _end(self, live: LiveRequest, error: str) -> None:
+        live.fail(error)
+        self._abandon(live)
+
+    def _fail_all(self, error: str) -> None:
+        for live in tuple(self._live.values()):
+            self._end(live, error)
+
+    # What the supervisor reports (`SupervisorListener`).
+
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def engine_ready(self) -> None:
+        if self._live:
+            logger.info("%s continues %d requests", self.name, len(self._live))
+        for live in self._live.values():
+            self._supervisor.send(live.resumption())
+
+    def engine_stepped(self, result: StepResult) -> None:
+        self._stats = result.stats
+        for output in result.outputs:
+            self._deliver(output)
+        self._on_stats(result.stats)
+
+    def engine_died(self, was_ready: bool) -> None:
+        """A request that saw too many deaths may be their cause: it must not end every engine."""
+        self._stats = StepStats()
+        if not was_ready:
+            return  # nothing had been submitted to it
+        for live in tuple(self._live.values()):
+            live.num_deaths += 1
+            if live.num_deaths > self._policy.max_resumes_per_request:
+                self._end(live, f"The engine died {live.num_deaths} times under this request.")
+
+    def engine_failed(self, reason: str) -> None:
+        self._fail_all(f"The engine failed: {reason.rstrip('.')}.")
+
+    def tick(self) -> None:
+        """Deadlines, while no engine is there to keep them."""
+        if self.state is EngineState.READY:
+            return
+        now_s = time.time()
+        for live in tuple(self._live.values()):
+            deadline_s = live.request.deadline_s
+            if deadline_s is not None and deadline_s < now_s:
+                live.expire()
+                self._abandon(live)

@@ -1,0 +1,76 @@
+"""What runs first in a spawned engine process: takes plain settings, then loads and serves.
+
+Imports the engine only inside the function, so that the server process, which has to import this
+module to name the function, never pays for onnxruntime and numba.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scheduler.messages import EngineFailed
+
+if TYPE_CHECKING:
+    from scheduler.process import Connection
+
+MIN_LOGITS_ROWS = 64
+"""Rows of logits in a step: one per seat, and at least so many for prompts that are scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything one engine process is told. Plain values; they cross the process boundary."""
+
+    bundle: Path
+    device: str
+    num_threads: int
+    kv_memory_bytes: int
+    kv_format: str
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    aging_s: float
+    enable_prefix_caching: bool
+    log_level: str
+
+
+def run_engine(connection: Connection, spec: EngineSpec) -> None:
+    """Serve `spec.bundle` over `connection` until it is told to end or the server is gone."""
+    # Before the slow imports: Ctrl-C must not end what has to outlive the server's drain.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(
+        level=spec.log_level.upper(),
+        format="%(asctime)s %(levelname)s engine %(name)s: %(message)s",
+    )
+    try:
+        from engine.loader import EngineConfig, load_engine
+        from scheduler.policy import SchedulerConfig
+        from scheduler.process import engine_process_main
+    except ImportError as error:
+        connection.send(EngineFailed(f"the engine cannot be imported: {error}; reinstall hexlm"))
+        return
+    max_logits_rows = max(MIN_LOGITS_ROWS, spec.max_num_seqs)
+    config = EngineConfig(
+        bundle=spec.bundle,
+        device=spec.device,
+        num_threads=spec.num_threads,
+        kv_memory_bytes=spec.kv_memory_bytes,
+        kv_format=spec.kv_format,
+        max_model_len=spec.max_model_len,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_logits_rows=max_logits_rows,
+    )
+    scheduling = SchedulerConfig(
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_logits_rows=max_logits_rows,
+        aging_s=spec.aging_s,
+        enable_prefix_caching=spec.enable_prefix_caching,
+    )
+    engine_process_main(connection, partial(load_engine, config), scheduling)

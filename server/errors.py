@@ -1,0 +1,140 @@
+"""Every error that a client can see, as a tree. Knows OpenAI's error shape, not HTTP frameworks.
+
+ApiError
+├── InvalidRequest         400  the caller's fault; `param` names the field
+│   ├── ContextExceeded    400  the prompt does not fit; code `context_length_exceeded`
+│   └── BodyTooLarge       413  the body is over the limit
+├── InvalidApiKey          401  no key, or a wrong one
+├── HostNotAllowed         403  a Host header that is not ours (DNS rebinding)
+├── UnknownModel           404  lists what is served
+├── QueueFull              429  with Retry-After
+├── EngineUnavailable      503  loading, dead or draining; with Retry-After
+├── DeadlineExceeded       504  the request's own time limit passed
+└── GenerationFailed       500  ours: the engine failed this sequence
+
+Everything else that escapes a handler is answered as a bare 500 without its text. SDKs retry 408,
+409, 429 and 5xx by themselves, so bad input is never a 5xx and overload always is 429 or 503.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ApiError(Exception):
+    """Base. `message` is one or two sentences for a human; `param` and `code` are for programs."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else type(self).code
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP headers that belong to this error."""
+        return {}
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """OpenAI's error object: always the same four keys."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+class InvalidRequest(ApiError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+    def __init__(
+        self, max_model_len: int, prompt_tokens: int, *, param: str, code: str | None = None
+    ) -> None:
+        # LiteLLM and others look for the first sentence literally.
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens. However, your "
+            f"{param} resulted in {prompt_tokens} tokens, and at least one token must be left "
+            f"for the answer. Please reduce the length of the {param}.",
+            param=param,
+            code=code,
+        )
+
+
+class BodyTooLarge(InvalidRequest):
+    status = 413
+    code = "request_too_large"
+
+
+class InvalidApiKey(ApiError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": "Bearer"}
+
+
+class HostNotAllowed(ApiError):
+    status = 403
+    type = "invalid_request_error"
+    code = "host_not_allowed"
+
+
+class UnknownModel(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        shown = name if len(name) <= 200 else name[:200] + "…"
+        listed = ", ".join(served) if served else "none"
+        super().__init__(
+            f"The model '{shown}' does not exist. Models served here: {listed}.", param="model"
+        )
+
+
+class _Capacity(ApiError):
+    """Overload or absence; `retry_after_s` becomes a whole number of seconds, at least 1."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": str(max(1, int(self.retry_after_s + 0.999)))}
+
+
+class QueueFull(_Capacity):
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+
+class EngineUnavailable(_Capacity):
+    status = 503
+    type = "server_error"
+    code = "engine_unavailable"
+
+
+class DeadlineExceeded(ApiError):
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class GenerationFailed(ApiError):
+    code = "generation_failed"

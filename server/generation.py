@@ -1,0 +1,230 @@
+"""A request's sequences, from submission to one ordered run of events.
+
+The n choices of all prompts are submitted together or not at all, read through one `StepMerger`,
+turned into text by one `ChoiceText` each, and given out as batches of events: a batch is
+everything that was there when the reader came back, with a choice's text merged into one delta.
+
+A match of a stop string drops the sequence from the engine and ends the choice with `stop`. The
+end of a reader (a client that went away, an error, the last event) drops all that still runs:
+call `aclose` in a `finally`.
+
+A deadline that passes is never a normal end: the events raise DeadlineExceeded, which is an HTTP
+504 with code `deadline_exceeded` before the headers are sent and the same error as the last event
+of a stream afterwards. The engine keeps the deadline; a timer here covers an engine that hangs.
+
+Knows nothing of HTTP or of any dialect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from scheduler.messages import FinishReason, GenerationRequest, StepOutput
+from server.choice_text import ChoiceText, TextOptions
+from server.errors import ApiError, DeadlineExceeded, GenerationFailed
+from server.events import Event, Finished, PromptScored, TextDelta, Usage
+from server.metrics import Metrics
+from server.served_model import ServedModel
+from server.step_merge import MergedStep, StepMerger, close_stream
+
+logger = logging.getLogger(__name__)
+
+_DEADLINE_GRACE_S = 1.0
+"""How much later than the engine this side ends a request whose deadline has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceSpec:
+    """One choice to generate. `request` None: nothing is (`max_tokens` 0), only its end is told.
+
+    `drops_output`: the engine must run to score the prompt, but what it samples is not wanted.
+    """
+
+    index: int
+    prompt_index: int
+    prompt_tokens: int
+    request: GenerationRequest | None
+    drops_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """All choices of one HTTP request, in index order. `arrival_s` is `time.monotonic()`."""
+
+    choices: tuple[ChoiceSpec, ...]
+    text: TextOptions = field(default_factory=TextOptions)
+    arrival_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class _Choice:
+    spec: ChoiceSpec
+    text: ChoiceText
+    last_output_s: float | None = None
+    cached_tokens: int | None = None
+    finished: bool = False
+
+
+class Generation:
+    """One use: `submit`, then iterate `batches`, then `aclose`. Belongs to the event loop."""
+
+    def __init__(self, model: ServedModel, spec: GenerationSpec, metrics: Metrics) -> None:
+        self._model = model
+        self._spec = spec
+        self._metrics = metrics
+        self._choices = {
+            choice.index: _Choice(choice, ChoiceText(model.tokenizer, spec.text))
+            for choice in spec.choices
+        }
+        self._merger = StepMerger({}, self._observe)
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def submit(self) -> None:
+        """Hand every sequence to the engine.
+
+        Raises QueueFull or EngineUnavailable, and then nothing was left in the engine.
+        """
+        streams: dict[int, AsyncIterator[StepOutput]] = {}
+        try:
+            for choice in self._spec.choices:
+                if choice.request is not None:
+                    streams[choice.index] = self._model.engine.generate(choice.request)
+        except BaseException:
+            for stream in streams.values():
+                await close_stream(stream)
+            raise
+        self._merger = StepMerger(streams, self._observe)
+        self._merger.start()
+        self._start_timer()
+
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        """Events in order, the Usage last. Raises an ApiError if the generation fails."""
+        empty = self._finish_empty_choices()
+        if empty:
+            yield empty
+        while any(not choice.finished for choice in self._choices.values()):
+            batch: list[Event] = []
+            failure: ApiError | None = None
+            for index, step in await self._take():
+                failure = failure or await self._advance(self._choices[index], step, batch)
+            if failure is None and all(choice.finished for choice in self._choices.values()):
+                batch.append(self._usage())
+            if batch:
+                yield batch
+            if failure is not None:
+                raise failure
+        if empty and all(choice.spec.request is None for choice in self._choices.values()):
+            yield [self._usage()]
+
+    async def aclose(self) -> None:
+        """Drop what still runs. Safe at any time and more than once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for choice in self._choices.values():
+            if not choice.finished and choice.spec.request is not None:
+                self._end(choice, FinishReason.ABORT)
+        await self._merger.aclose()
+
+    async def _take(self) -> list[tuple[int, MergedStep]]:
+        try:
+            return await self._merger.take()
+        except ApiError:
+            raise
+        except Exception as error:
+            logger.exception("the engine's output stream of %s failed", self._model.name)
+            raise GenerationFailed("The engine failed while generating.") from error
+
+    async def _advance(
+        self, choice: _Choice, step: MergedStep, batch: list[Event]
+    ) -> ApiError | None:
+        """Add what `step` brought to `batch`; the error that ends the request, if it does."""
+        if choice.finished:
+            return None
+        index = choice.spec.index
+        if choice.cached_tokens is None:
+            choice.cached_tokens = step.num_cached_tokens
+        if step.prompt_logprobs is not None:
+            batch.append(PromptScored(index, step.prompt_logprobs))
+        reason = self._add_text(choice, step, batch)
+        if reason is None:
+            return None
+        self._end(choice, reason)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            batch.append(Finished(index, reason.value))
+            await self._merger.close(index)
+            return None
+        return _failure(reason, step.error)
+
+    def _add_text(
+        self, choice: _Choice, step: MergedStep, batch: list[Event]
+    ) -> FinishReason | None:
+        """Add the text of `step`; why the choice ends with it, or None."""
+        if choice.spec.drops_output:
+            if step.finish_reason is FinishReason.STOP:
+                return FinishReason.LENGTH
+            return step.finish_reason
+        text, logprobs = choice.text.push(step.token_ids, step.logprobs, step.stop_token_id)
+        if choice.text.stopped or step.finish_reason is not None:
+            rest, rest_logprobs = choice.text.finish()
+            text, logprobs = text + rest, logprobs + rest_logprobs
+        if text or logprobs:
+            batch.append(TextDelta(choice.spec.index, text, logprobs))
+        return FinishReason.STOP if choice.text.stopped else step.finish_reason
+
+    def _finish_empty_choices(self) -> list[Event]:
+        events: list[Event] = []
+        for choice in self._choices.values():
+            if choice.spec.request is None:
+                choice.finished = True
+                events.append(Finished(choice.spec.index, FinishReason.LENGTH.value))
+        return events
+
+    def _end(self, choice: _Choice, reason: FinishReason) -> None:
+        choice.finished = True
+        elapsed_s = time.monotonic() - self._spec.arrival_s
+        self._metrics.observe_finished(self._model.name, reason.value, elapsed_s)
+
+    def _usage(self) -> Usage:
+        """A prompt counts once, whatever n is; its cached tokens are those of its first choice,
+        since the others find what the first one computed."""
+        prompts: dict[int, tuple[int, int]] = {}
+        for choice in self._choices.values():
+            cached = min(choice.cached_tokens or 0, choice.spec.prompt_tokens)
+            prompts.setdefault(choice.spec.prompt_index, (choice.spec.prompt_tokens, cached))
+        return Usage(
+            prompt_tokens=sum(tokens for tokens, _ in prompts.values()),
+            completion_tokens=sum(choice.text.num_tokens for choice in self._choices.values()),
+            cached_tokens=sum(cached for _, cached in prompts.values()),
+        )
+
+    def _observe(self, index: int, output: StepOutput) -> None:
+        if not output.new_token_ids:
+            return
+        choice, now_s = self._choices[index], time.monotonic()
+        if choice.last_output_s is None:
+            elapsed_s = now_s - self._spec.arrival_s
+            self._metrics.observe_first_token(self._model.name, elapsed_s)
+        else:
+            self._metrics.observe_next_token(self._model.name, now_s - choice.last_output_s)
+        choice.last_output_s = now_s
+
+    def _start_timer(self) -> None:
+        deadlines = [c.request.deadline_s for c in self._spec.choices if c.request is not None]
+        times_s = [deadline_s for deadline_s in deadlines if deadline_s is not None]
+        if not times_s:
+            return
+        delay_s = max(0.0, min(times_s) - time.time()) + _DEADLINE_GRACE_S
+        failure = _failure(FinishReason.DEADLINE, None)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._merger.fail, failure)
+
+
+def _failure(reason: FinishReason, error: str | None) -> ApiError:
+    if reason is FinishReason.DEADLINE:
+        return DeadlineExceeded("The request's time limit passed before the answer was complete.")
+    if reason is FinishReason.ABORT:
+        return GenerationFailed(error or "The generation was ended by the server.")
+    return GenerationFailed(error or "The engine failed while generating.")

@@ -1,0 +1,50 @@
+"""The limits of a request, in one place. A value over one of them is a 400 that names the field.
+
+They bound what a small body can make the server allocate, not what a model can do.
+"""
+
+from __future__ import annotations
+
+MAX_JSON_DEPTH = 64
+"""Nested objects and lists in a body, and in the JSON text of tool arguments."""
+
+MAX_MESSAGES = 10_000
+MAX_TOOL_CALLS = 128
+MAX_TOOLS = 128
+
+MAX_CHOICES = 128
+"""`n`, as at OpenAI."""
+
+MAX_PROMPTS = 1_024
+MAX_SEQUENCES = 1_024
+"""Prompts of one completions request times `n`."""
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1_024
+MAX_STOP_TOKEN_IDS = 128
+
+MAX_LOGIT_BIAS = 1_024
+LOGIT_BIAS_RANGE = 100.0
+
+MAX_TOP_LOGPROBS = 20
+MAX_COMPLETION_LOGPROBS = 5
+
+MAX_TEMPERATURE = 2.0
+PENALTY_RANGE = 2.0
+MAX_REPETITION_PENALTY = 10.0
+MAX_TOKENS = 2**31 - 1
+DEFAULT_COMPLETION_TOKENS = 16
+"""`max_tokens` of /v1/completions when it is left out, as at OpenAI."""
+
+PRIORITY_RANGE = 1_000
+
+MIN_SEED = -(2**63)
+MAX_SEED = 2**63 - 1
+
+CHAT_MIN_MAX_TOKENS = 1
+"""Least `max_tokens` in chat: 0 gives an empty answer that ends with `length`."""
+
+MAX_IDENTIFIER_CHARS = 512
+"""`model`, `user`, `cache_salt`, ids in messages."""
+
+MAX_ERROR_MESSAGE_CHARS = 2_000

@@ -1,0 +1,125 @@
+"""A model that is on disk and can be served: its text side, and how its engine is launched.
+
+Made from a bundle and the configuration. Nothing is loaded and no process is started here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from engine.architectures.config import ModelConfig
+from engine.bundle import MANIFEST_FILE, Bundle
+from server.config import ConfigError, ServerConfig
+from server.engine_entry import EngineSpec, run_engine
+from server.engine_process import EngineLauncher, SpawnLauncher
+from server.machine import detect_kv_memory, detect_threads, format_bytes
+from server.model_catalog import find_registered
+from server.prompt import PromptRenderer
+from server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadableModel:
+    """`max_model_len` in tokens, `created` in Unix seconds; the rest as in `ServedModel`."""
+
+    name: str
+    launcher: EngineLauncher
+    tokenizer: Tokenizer
+    renderer: PromptRenderer
+    config: ModelConfig
+    max_model_len: int
+    created: int
+    quantization: str = "unknown"
+    aliases: tuple[str, ...] = ()
+
+
+def from_bundle(folder: Path, config: ServerConfig) -> LoadableModel:
+    """Open a bundle.
+
+    Raises:
+        BundleError: the folder is not a usable bundle.
+        ConfigError: the configuration asks for more than the model can do.
+    """
+    bundle = Bundle.open(folder)
+    model = bundle.config
+    tokenizer = Tokenizer.from_file(
+        bundle.tokenizer_path, bos_token_id=model.bos_token_id, add_bos=model.add_bos
+    )
+    return LoadableModel(
+        name=bundle.name,
+        launcher=SpawnLauncher(partial(run_engine, spec=engine_spec(folder, config)), bundle.name),
+        tokenizer=tokenizer,
+        renderer=PromptRenderer(bundle.chat_template, tokenizer, _special_tokens(model, tokenizer)),
+        config=model,
+        max_model_len=_max_model_len(bundle, config),
+        created=int((folder / MANIFEST_FILE).stat().st_mtime),
+        quantization=bundle.summary.quantization,
+        aliases=aliases_of(bundle.name, config.models.aliases),
+    )
+
+
+def engine_spec(folder: Path, config: ServerConfig) -> EngineSpec:
+    """What the engine process is told; what is "auto" is detected here and its reason logged."""
+    engine, scheduler = config.engine, config.scheduler
+    return EngineSpec(
+        bundle=folder,
+        device=engine.device,
+        num_threads=_num_threads(engine.threads),
+        kv_memory_bytes=_kv_memory_bytes(engine.kv_memory, len(config.models.model)),
+        kv_format=engine.kv_format,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        aging_s=scheduler.aging_s,
+        enable_prefix_caching=scheduler.enable_prefix_caching,
+        log_level=config.server.log_level,
+    )
+
+
+def aliases_of(name: str, configured: Mapping[str, str]) -> tuple[str, ...]:
+    """Other names of a model: those it is registered with, then those of the configuration."""
+    registered = find_registered(name)
+    known = registered.aliases if registered is not None and registered.name == name else ()
+    ours = (alias for alias, target in configured.items() if target == name or target in known)
+    return tuple(dict.fromkeys((*known, *ours)))
+
+
+def _num_threads(wanted: int | None) -> int:
+    if wanted is not None:
+        return wanted
+    detected = detect_threads()
+    logger.info("threads: %d (auto: %s)", detected.value, detected.reason)
+    return detected.value
+
+
+def _kv_memory_bytes(wanted: int | None, num_models: int) -> int:
+    if wanted is not None:
+        return wanted
+    detected = detect_kv_memory(num_models)
+    logger.info("kv_memory: %s (auto: %s)", format_bytes(detected.value), detected.reason)
+    return detected.value
+
+
+def _max_model_len(bundle: Bundle, config: ServerConfig) -> int:
+    made_for, wanted = bundle.config.context_length, config.engine.max_model_len
+    if wanted is not None and wanted > made_for:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but {bundle.name} was made for {made_for} tokens; "
+            f"use at most {made_for}, or auto"
+        )
+    return wanted or made_for
+
+
+def _special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, str]:
+    """The variables that chat templates use. The first end token is the model's own one."""
+    end = model.eos_token_ids[0] if model.eos_token_ids else None
+    return {
+        "bos_token": tokenizer.token_text(model.bos_token_id),
+        "eos_token": tokenizer.token_text(end),
+    }

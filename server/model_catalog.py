@@ -1,0 +1,75 @@
+"""The registered models: names that `pull` and `serve` understand, from `configs/models/*.toml`.
+
+Data that ships with the program, so a wrong entry is a programmer's error found by a test. Also
+the one place that says what a model's name may look like.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+
+from server.sources.errors import BadModelName
+from server.sources.spec import Source, parse_source
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredModel:
+    """`sha256` and `size_bytes` are those of the model file."""
+
+    name: str
+    source: str
+    file: str | None
+    sha256: str
+    size_bytes: int
+    licence: str
+    description: str
+    aliases: tuple[str, ...]
+
+    def parsed_source(self) -> Source:
+        return parse_source(self.source, self.file)
+
+
+def read_catalog() -> tuple[RegisteredModel, ...]:
+    """Every registered model, by name."""
+    folder = resources.files("configs").joinpath("models")
+    texts = [item.read_text("utf-8") for item in folder.iterdir() if item.name.endswith(".toml")]
+    return tuple(sorted(map(parse_entry, texts), key=lambda model: model.name))
+
+
+def parse_entry(text: str) -> RegisteredModel:
+    """Unknown and missing keys are errors (TypeError)."""
+    values = tomllib.loads(text)
+    values["aliases"] = tuple(values.get("aliases", ()))
+    values.setdefault("file", None)
+    return RegisteredModel(**values)
+
+
+def find_registered(name: str) -> RegisteredModel | None:
+    """By name or alias, whatever the case of the letters."""
+    wanted = name.lower()
+    for model in read_catalog():
+        if wanted == model.name or wanted in model.aliases:
+            return model
+    return None
+
+
+def check_name(name: str) -> str:
+    """The name, if it can be a folder's name on every system. Raises BadModelName."""
+    if not _NAME.fullmatch(name) or _RESERVED.fullmatch(name) or name.endswith("."):
+        raise BadModelName(
+            f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-', "
+            "not beginning with a dot"
+        )
+    return name
+
+
+def name_from_file(file_name: str) -> str:
+    """A name for a file that was given without one: its stem, in allowed characters."""
+    stem = re.sub(r"(?i)\.gguf$", "", file_name)
+    return check_name(re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-").lower() or "model")

@@ -1,0 +1,62 @@
+"""A generation to an HTTP response, streamed or whole. The same for every dialect.
+
+The sequences are submitted before the response begins: what the engine refuses is an HTTP error
+for streams too. Headers follow at once; comments keep the connection until the first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.adapters.reply import json_bytes
+from server.app_state import app_state
+from server.disconnect import run_until_disconnect
+from server.events import Event
+from server.generation import Generation, GenerationSpec
+from server.served_model import ServedModel
+from server.sse import EventStream
+
+Batches = AsyncIterator[list[Event]]
+
+
+async def answer(
+    request: Request,
+    model: ServedModel,
+    spec: GenerationSpec,
+    *,
+    stream: Callable[[Batches], AsyncIterator[bytes]] | None,
+    collect: Callable[[Batches], Awaitable[dict[str, Any]]],
+) -> Response:
+    """`stream` None: the whole answer in one body. Raises QueueFull or EngineUnavailable."""
+    state = app_state(request)
+    generation = Generation(model, spec, state.metrics)
+    await generation.submit()
+    headers = device_header(model)
+    if stream is not None:
+        return EventStream(
+            stream(generation.batches()),
+            generation.aclose,
+            keep_alive_interval_s=state.settings.keep_alive_interval_s,
+            headers=headers,
+        )
+    try:
+        body = await run_until_disconnect(request, _collect(generation, collect))
+    finally:
+        await generation.aclose()
+    return Response(json_bytes(body), media_type="application/json", headers=headers)
+
+
+def device_header(model: ServedModel) -> dict[str, str]:
+    """Which device ran the request."""
+    info = model.engine.info
+    return {"x-hexlm-device": info.device} if info else {}
+
+
+async def _collect(
+    generation: Generation, collect: Callable[[Batches], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    return await collect(generation.batches())

@@ -1,0 +1,43 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.adapters import chat as adapter
+from server.adapters.reply import new_reply
+from server.app_state import app_state
+from server.protocol import ChatBody
+from server.refusals import refuse_in_chat
+from server.routes.answer import answer
+from server.routes.body import read_json
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_model=None)
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation, as one body or as an event stream."""
+    state = app_state(request)
+    value = await read_json(request)
+    refuse_in_chat(value)
+    body = state.reader.read(ChatBody, value)
+    model = state.models.get(body.model)
+    reply = adapter.ChatReply(
+        head=new_reply("chatcmpl", model, body.service_tier),
+        tokenizer=model.tokenizer,
+        num_choices=body.n,
+        wants_logprobs=body.logprobs,
+        includes_usage=body.includes_usage,
+    )
+    spec = await adapter.to_generation_spec(body, model, reply, state.context(request))
+    return await answer(
+        request,
+        model,
+        spec,
+        stream=partial(adapter.stream_chunks, reply=reply) if body.stream else None,
+        collect=partial(adapter.collect_response, reply=reply),
+    )

@@ -1,0 +1,53 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes: what the model really sees."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from server.adapters.chat import render_chat
+from server.adapters.logprobs import token_name
+from server.app_state import app_state
+from server.errors import InvalidRequest
+from server.protocol import DetokenizeBody, TokenizeBody
+from server.routes.body import read_json
+from server.sampling import check_token_ids
+from server.served_model import ServedModel
+
+router = APIRouter()
+
+
+@router.post("/tokenize", response_model=None)
+async def tokenize(request: Request) -> dict[str, Any]:
+    """The ids of a `prompt`, or of `messages` after the chat template."""
+    state = app_state(request)
+    body = state.reader.read(TokenizeBody, await read_json(request))
+    model = state.models.get(body.model)
+    token_ids = await asyncio.to_thread(_encode, body, model)
+    names = [token_name(model.tokenizer, i) for i in token_ids] if body.return_token_strs else None
+    return {
+        "count": len(token_ids),
+        "max_model_len": model.context_limit,
+        "tokens": token_ids,
+        "token_strs": names,
+    }
+
+
+@router.post("/detokenize", response_model=None)
+async def detokenize(request: Request) -> dict[str, Any]:
+    state = app_state(request)
+    body = state.reader.read(DetokenizeBody, await read_json(request))
+    model = state.models.get(body.model)
+    check_token_ids(body.tokens, model, "tokens")
+    return {"prompt": await asyncio.to_thread(model.tokenizer.decode, body.tokens)}
+
+
+def _encode(body: TokenizeBody, model: ServedModel) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
+    if body.prompt is not None:
+        return model.tokenizer.encode_parsed(body.prompt, add_bos=body.add_special_tokens)
+    _, token_ids = render_chat(body, model)
+    return token_ids

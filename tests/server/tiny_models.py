@@ -1,0 +1,63 @@
+"""A servable model without weights: a byte tokenizer and whatever launcher a test gives it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from engine.architectures.config import ModelConfig
+from scheduler.policy import SchedulerConfig
+from server.engine_process import EngineLauncher, SpawnLauncher
+from server.loadable_model import LoadableModel
+from server.prompt import PromptRenderer
+from tests.server.byte_tokenizer import CHATML, IM_END, VOCAB_SIZE, byte_tokenizer
+from tests.server.fake_engine import run_fake_engine
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    num_layers=1,
+    hidden_size=8,
+    intermediate_size=8,
+    num_heads=1,
+    num_kv_heads=1,
+    head_size=8,
+    vocab_size=VOCAB_SIZE,
+    context_length=2048,
+    rms_norm_eps=1e-5,
+    rope_theta=10_000.0,
+    tied_embeddings=True,
+    bos_token_id=None,
+    eos_token_ids=(IM_END,),
+    add_bos=False,
+)
+
+
+def loadable(name: str, launcher: EngineLauncher, aliases: tuple[str, ...] = ()) -> LoadableModel:
+    tokenizer = byte_tokenizer()
+    return LoadableModel(
+        name=name,
+        launcher=launcher,
+        tokenizer=tokenizer,
+        renderer=PromptRenderer(CHATML, tokenizer),
+        config=CONFIG,
+        max_model_len=2048,
+        created=1,
+        aliases=aliases,
+    )
+
+
+def letter_after(token_ids: tuple[int, ...]) -> int:
+    """A letter that depends on the position only: "abc…zabc…"."""
+    return 65 + len(token_ids) % 26
+
+
+def letters_launcher(step_s: float = 0.0, load_s: float = 0.0) -> SpawnLauncher:
+    """A real engine process whose model writes letters."""
+    entry = partial(
+        run_fake_engine,
+        step_s=step_s,
+        load_s=load_s,
+        config=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=512),
+        vocab_size=VOCAB_SIZE,
+        next_token=letter_after,
+    )
+    return SpawnLauncher(entry, "letters")
