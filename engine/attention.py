@@ -10,6 +10,8 @@ Knows arrays only: no segments, no sequences' ids.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,12 +22,12 @@ from engine.kv_cache import LayerPages
 from engine.kv_format import BLOCK_SIZE, KVFormat
 from engine.simd import INT4_GROUP_SIZE
 
+Attend = Callable[[Float32Array, LayerPages, Float32Array], None]
+
 
 class Attention(Protocol):
-    def forward(
-        self, qkv: Float32Array, batch: Batch, pages: LayerPages, out: Float32Array
-    ) -> None:
-        """One layer's attention for the whole batch.
+    def begin(self, batch: Batch) -> Attend:
+        """One step's attention: attend(qkv, pages, out) is then called for each layer.
 
         `qkv` [T, (H + 2 * KV) * D]: queries, keys and values of each token. Rotates queries and
         keys, writes keys and values to the batch's slots, then sets `out` [T, H * D] to each
@@ -50,8 +52,11 @@ class NumpyAttention:
         self._format = kv_format
         self._cos, self._sin = rope_table(config.head_size, config.rope_theta, max_model_len)
 
-    def forward(
-        self, qkv: Float32Array, batch: Batch, pages: LayerPages, out: Float32Array
+    def begin(self, batch: Batch) -> Attend:
+        return partial(self._forward, batch)
+
+    def _forward(
+        self, batch: Batch, qkv: Float32Array, pages: LayerPages, out: Float32Array
     ) -> None:
         c = self._config
         heads = qkv.reshape(len(qkv), -1, c.head_size)

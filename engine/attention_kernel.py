@@ -10,6 +10,7 @@ Knows arrays only.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numba
@@ -17,7 +18,7 @@ import numpy as np
 
 from engine import simd
 from engine.architectures.config import ModelConfig
-from engine.attention import rope_table
+from engine.attention import Attend, rope_table
 from engine.batch import Batch, Float32Array
 from engine.kv_cache import LayerPages
 from engine.kv_format import BLOCK_SIZE, KVFormat
@@ -28,9 +29,11 @@ MAX_TILE_ROWS = 8
 _CACHE_LINE_FLOATS = 16
 # A fan-out costs about 0.1 ms, and a pair about 30 ns: below this, one thread is faster.
 MIN_PARALLEL_PAIRS = 12_000
+_compiled: Any = numba.njit(nogil=True, error_model="numpy")
+_WRITE, _ATTEND = (True, False), (False, True)  # every page is written before any is read
 
 
-@numba.njit(nogil=True)
+@_compiled
 def _rotate(x: Any, cos: Any, sin: Any, scale: Any, out: Any) -> None:
     half = cos.shape[0]
     for i in range(half):
@@ -39,7 +42,7 @@ def _rotate(x: Any, cos: Any, sin: Any, scale: Any, out: Any) -> None:
         out[i + half] = (b * cos[i] + a * sin[i]) * scale
 
 
-@numba.njit(nogil=True)
+@_compiled
 def _store(x: Any, max_level: Any, stored: Any, scales: Any) -> bool:
     """One head's vector to its page, quantized unless `max_level` is 0; False if not finite."""
     finite = True
@@ -71,7 +74,7 @@ def _store(x: Any, max_level: Any, stored: Any, scales: Any) -> bool:
     return finite
 
 
-@numba.njit(nogil=True)
+@_compiled
 def _write(
     t: Any, qkv: Any, position: Any, slot: Any, cos: Any, sin: Any, max_level: Any, queries: Any,
     keys: Any, values: Any, key_scales: Any, value_scales: Any, row: Any,
@@ -95,7 +98,7 @@ def _write(
             key_scales[block, h, :, offset] = np.nan
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@_compiled
 def _tile(
     rows: Any, queries: Any, first_limit: Any, first_row: Any, visible: Any, group: Any,
     table: Any, head: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
@@ -139,7 +142,7 @@ def _tile(
             )  # fmt: skip
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@_compiled
 def _attend(
     part: Any, num_parts: Any, rows: Any, queries: Any, query_starts: Any, context_lens: Any,
     tables: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any, out: Any, scratch: Any,
@@ -174,12 +177,12 @@ def _attend(
                         out[token, column + d] = sums[r, d] / totals[r]
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@_compiled
 def run_part(
-    part: int, num_parts: int, writes: bool, attends: bool, rows: Any, qkv: Any, positions: Any,
-    slots: Any, query_starts: Any, context_lens: Any, tables: Any, cos: Any, sin: Any,
-    max_level: int, queries: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
-    out: Any, scratch: Any,
+    part: int, num_parts: int, writes: bool, attends: bool, rows: Any, max_level: int,
+    positions: Any, slots: Any, query_starts: Any, context_lens: Any, tables: Any, cos: Any,
+    sin: Any, queries: Any, scratch: Any, qkv: Any, keys: Any, values: Any, key_scales: Any,
+    value_scales: Any, out: Any,
 ) -> None:  # fmt: skip
     """The tokens to write and the units to attend that fall to one of `num_parts` parts."""
     if writes:
@@ -222,31 +225,33 @@ class KernelAttention:
         self._prefill_rows = (0,) * MAX_TILE_ROWS
         self._max_level = kv_format.max_level
 
-    def forward(
-        self, qkv: Float32Array, batch: Batch, pages: LayerPages, out: Float32Array
-    ) -> None:
+    def begin(self, batch: Batch) -> Attend:
         is_decode = batch.num_tokens == batch.num_sequences
-        rows = self._decode_rows if is_decode else self._prefill_rows
-        arguments = (
-            rows, qkv, batch.positions, batch.slot_mapping, batch.query_starts,
-            batch.context_lens, batch.block_tables, self._cos, self._sin, self._max_level,
-            self._queries, pages.keys, pages.values, pages.key_scales, pages.value_scales,
-            out, self._scratch,
+        step = (
+            self._decode_rows if is_decode else self._prefill_rows, self._max_level,
+            batch.positions, batch.slot_mapping, batch.query_starts, batch.context_lens,
+            batch.block_tables, self._cos, self._sin, self._queries, self._scratch,
         )  # fmt: skip
         if self._num_threads == 1 or num_pairs(batch) < MIN_PARALLEL_PAIRS:
-            run_part(0, 1, True, True, *arguments)
-        else:
-            self._on_all_threads(True, False, *arguments)
-            self._on_all_threads(False, True, *arguments)
+            return partial(_alone, step)
+        return partial(self._on_all_threads, step)
 
-    def _on_all_threads(self, *arguments: Any) -> None:
-        others = [
-            self._helpers.submit(run_part, part, self._num_threads, *arguments)
-            for part in range(1, self._num_threads)
-        ]
-        run_part(0, self._num_threads, *arguments)
-        for other in others:
-            other.result()
+    def _on_all_threads(
+        self, step: tuple[Any, ...], qkv: Float32Array, pages: LayerPages, out: Float32Array
+    ) -> None:
+        arguments = (*step, qkv, *pages.arrays, out)
+        for phase in (_WRITE, _ATTEND):
+            others = [
+                self._helpers.submit(run_part, part, self._num_threads, *phase, *arguments)
+                for part in range(1, self._num_threads)
+            ]
+            run_part(0, self._num_threads, *phase, *arguments)
+            for other in others:
+                other.result()
+
+
+def _alone(step: tuple[Any, ...], qkv: Float32Array, pages: LayerPages, out: Float32Array) -> None:
+    run_part(0, 1, True, True, *step, qkv, *pages.arrays, out)
 
 
 def num_pairs(batch: Batch) -> int:

@@ -25,6 +25,10 @@ class LayerPages:
     key_scales: NDArray[np.float32]
     value_scales: NDArray[np.float32]
 
+    @property
+    def arrays(self) -> tuple[NDArray[np.generic], ...]:
+        return self.keys, self.values, self.key_scales, self.value_scales
+
 
 class PagedKVCache:
     """All layers' pages for `num_blocks` blocks. Zeroed lazily by the operating system."""

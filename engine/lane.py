@@ -1,11 +1,12 @@
 """A lane: one device's way through the segments, with the buffers that they read and write.
 
-The runner fills `hidden`, calls segments in order and computes attention between them, reading
-`qkv` and writing `attention`. KV pages live elsewhere, so another lane can take over at any step.
+The runner fills in the embeddings, calls the segments in order and computes attention between
+them. KV pages live elsewhere, so another lane can take over at any step.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,28 +18,29 @@ from engine.export.model import HEAD_FILE, segment_file
 from engine.session import Session
 
 
-class Lane(Protocol):
-    """Buffers are views of the lane's own memory, for the number of tokens last begun with."""
+@dataclass(frozen=True, slots=True)
+class StepBuffers:
+    """Views of a lane's own memory for a step of T tokens.
 
+    `hidden` [T, hidden] is to be filled with embeddings. `qkv` [T, (H + 2 * KV) * D] is written by
+    each segment but the last, and `attention` [T, H * D] read by each but the first.
+    """
+
+    hidden: Float32Array
+    qkv: Float32Array
+    attention: Float32Array
+
+
+class Lane(Protocol):
     @property
     def name(self) -> str: ...
 
-    def begin(self, num_tokens: int) -> Float32Array:
-        """Prepares a step of T tokens; returns `hidden` [T, hidden], to be filled."""
+    def begin(self, num_tokens: int) -> StepBuffers:
+        """Prepares a step of T tokens."""
         ...
 
     def run(self, index: int) -> None:
         """Segment `index`, 0 to L - 1, over all T tokens. Raises DeviceError."""
-        ...
-
-    @property
-    def qkv(self) -> Float32Array:
-        """[T, (H + 2 * KV) * D], written by `run`."""
-        ...
-
-    @property
-    def attention(self) -> Float32Array:
-        """[T, H * D], read by the next `run`."""
         ...
 
     def head(self, rows: Int32Array) -> Float32Array:
@@ -74,30 +76,27 @@ class CpuLane:
         self._row_attention = buffer(max_rows, attention_size)
         self._row_hidden = [buffer(max_rows, config.hidden_size) for _ in range(2)]
         self._logits = buffer(max_rows, config.vocab_size)
-        self._num_tokens = 0
         self._num_rows = 0
+        self._step = StepBuffers(*(np.zeros((0, 0), np.float32) for _ in range(3)))
 
-    def begin(self, num_tokens: int) -> Float32Array:
-        if num_tokens != self._num_tokens:
+    def begin(self, num_tokens: int) -> StepBuffers:
+        if num_tokens != len(self._step.hidden):
             self._bind_segments(num_tokens)
-        return self._hidden[0][0, :num_tokens]
+            self._step = StepBuffers(
+                self._hidden[0][0, :num_tokens],
+                self._qkv[0, :num_tokens],
+                self._attention[0, :num_tokens],
+            )
+        return self._step
 
     def run(self, index: int) -> None:
         self._segments[index].run()
-
-    @property
-    def qkv(self) -> Float32Array:
-        return self._qkv[0, : self._num_tokens]
-
-    @property
-    def attention(self) -> Float32Array:
-        return self._attention[0, : self._num_tokens]
 
     def head(self, rows: Int32Array) -> Float32Array:
         num_rows = len(rows)
         if num_rows != self._num_rows:
             self._bind_head(num_rows)
-        np.take(self.attention, rows, axis=0, out=self._row_attention[0, :num_rows])
+        np.take(self._attention[0], rows, axis=0, out=self._row_attention[0, :num_rows])
         hidden = self._hidden[(self._num_layers - 1) % 2][0]
         np.take(hidden, rows, axis=0, out=self._row_hidden[0][0, :num_rows])
         self._segments[-1].run()
@@ -106,7 +105,6 @@ class CpuLane:
 
     def _bind_segments(self, num_tokens: int) -> None:
         """Segment i reads one hidden buffer and writes the other."""
-        self._num_tokens = num_tokens
         for i, segment in enumerate(self._segments[:-1]):
             segment.bind_input("hidden", self._hidden[(i + 1) % 2 if i else 0][:, :num_tokens])
             if i:

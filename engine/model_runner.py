@@ -33,10 +33,12 @@ class ModelRunner:
         hold garbage, and executing the batch again mends that.
         """
         lane = self._lane
-        self._embedding.lookup(batch.token_ids, lane.begin(batch.num_tokens))
+        buffers = lane.begin(batch.num_tokens)
+        self._embedding.lookup(batch.token_ids, buffers.hidden)
+        attend = self._attention.begin(batch)
         for i, pages in enumerate(self._cache.layers):
             lane.run(i)
-            self._attention.forward(lane.qkv, batch, pages, lane.attention)
+            attend(buffers.qkv, pages, buffers.attention)
         if len(batch.logits_rows) == 0:
             return np.empty((0, 0), np.float32)
         return lane.head(batch.logits_rows)

@@ -22,7 +22,9 @@ _BUCKET_SHIFT = 19  # float32 bits → sign, exponent and 4 bits of mantissa
 def uniform(seed: Any, position: Any) -> float:
     """[0, 1) with 53 bits, from splitmix64's finalizer over seed and position (Steele 2014)."""
     state = np.uint64(seed)
-    for word in (np.uint64(position), np.uint64(0x243F6A8885A308D3)):
+    # The seed is scrambled before the position meets it: their plain XOR would give neighbouring
+    # seeds the same draws in another order.
+    for word in (np.uint64(0x243F6A8885A308D3), np.uint64(position)):
         state = (state ^ word) + np.uint64(0x9E3779B97F4A7C15)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

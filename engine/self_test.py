@@ -17,7 +17,7 @@ def is_batch_invariant(lane: Lane) -> bool:
     """Runs the first segment and the head on the same tokens in batches of several sizes."""
     largest = max(_SIZES)
     generator = np.random.default_rng(0)
-    tokens = generator.standard_normal((largest, lane.begin(largest).shape[1]), np.float32)
+    tokens = generator.standard_normal((largest, lane.begin(largest).hidden.shape[1]), np.float32)
     results = [_run(lane, tokens[:size]) for size in _SIZES]
     whole_qkv, whole_logits = results[-1]
     return all(
@@ -28,9 +28,10 @@ def is_batch_invariant(lane: Lane) -> bool:
 
 def _run(lane: Lane, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The first segment over the tokens; the head over the first of them."""
-    lane.begin(len(tokens))[:] = tokens
-    lane.attention[:] = 0
+    buffers = lane.begin(len(tokens))
+    buffers.hidden[:] = tokens
+    buffers.attention[:] = 0
     lane.run(0)
-    qkv = lane.qkv.copy()
+    qkv = buffers.qkv.copy()
     lane.run(1)
     return qkv, lane.head(np.zeros(1, np.int32)).copy()

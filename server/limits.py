@@ -42,7 +42,7 @@ MIN_SEED = -(2**63)
 MAX_SEED = 2**63 - 1
 
 CHAT_MIN_MAX_TOKENS = 1
-"""Least `max_tokens` in chat: 0 gives an empty answer that ends with `length`."""
+"""Least `max_tokens` in chat; `/v1/completions` takes 0, to score a prompt with `echo`."""
 
 MAX_IDENTIFIER_CHARS = 512
 """`model`, `user`, `cache_salt`, ids in messages."""

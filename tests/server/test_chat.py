@@ -105,11 +105,10 @@ def test_the_smaller_of_both_token_limits_wins() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_max_tokens_zero_is_an_empty_answer_that_ends_with_length(stream: bool) -> None:
+def test_max_tokens_zero_is_refused_as_openai_does(stream: bool) -> None:
     engine = FakeEngine(saying("hello"))
     answer = chat(app_of(engine), max_tokens=0, stream=stream)
-    choice = choices(events(answer))[-1] if stream else answer.json()["choices"][0]
-    assert choice["finish_reason"] == "length"
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
     assert engine.requests == []
 
 
