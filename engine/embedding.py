@@ -11,8 +11,8 @@ import numpy as np
 
 from engine.batch import Float32Array, Int32Array
 from engine.errors import BundleError
-from engine.export.packing import PackedMatrix, unpack
 from engine.export.weights_file import StoredMatrix, map_array
+from engine.rows_kernel import unpack_rows
 
 
 class Embedding:
@@ -29,5 +29,4 @@ class Embedding:
 
     def lookup(self, token_ids: Int32Array, out: Float32Array) -> None:
         """out[T, hidden] = the rows of `token_ids` [T]."""
-        rows = PackedMatrix(self._bits, self._data[token_ids], self._scales[token_ids])
-        out[:] = unpack(rows)
+        unpack_rows(self._data, self._scales, self._bits, token_ids, out)

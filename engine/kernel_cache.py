@@ -13,10 +13,12 @@ import llvmlite
 import numba
 import platformdirs
 
-from engine import attention_kernel, sampling_kernel, simd
+from engine import attention_kernel, rows_kernel, sampling_kernel, simd
 
 _DISPATCHERS = (
     attention_kernel.run_part,
+    rows_kernel.copy_rows,
+    rows_kernel.unpack_rows,
     sampling_kernel.penalize,
     sampling_kernel.sample_row,
     sampling_kernel.log_sum_exp,
@@ -39,6 +41,6 @@ def use_kernel_cache(root: Path) -> bool:
 
 def _fingerprint() -> str:
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
-    for module in (simd, attention_kernel, sampling_kernel):
+    for module in (simd, attention_kernel, rows_kernel, sampling_kernel):
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()[:16]

@@ -15,7 +15,8 @@ import numpy as np
 from engine.architectures.config import ModelConfig
 from engine.batch import Float32Array, Int32Array
 from engine.export.model import HEAD_FILE, segment_file
-from engine.session import Session
+from engine.rows_kernel import copy_rows
+from engine.session import CpuSessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,11 @@ class CpuLane:
         """Raises BundleError when a graph cannot be loaded."""
         attention_size = config.num_heads * config.head_size
         self._num_layers = config.num_layers
+        sessions = CpuSessions(num_threads)
         self._segments = [
-            Session(folder / segment_file(i), num_threads) for i in range(config.num_layers + 1)
+            sessions.open(folder / segment_file(i)) for i in range(config.num_layers + 1)
         ]
-        self._head = Session(folder / HEAD_FILE, num_threads)
+        self._head = sessions.open(folder / HEAD_FILE)
 
         def buffer(num_rows: int, size: int) -> Float32Array:
             return np.zeros((1, num_rows, size), np.float32)
@@ -96,9 +98,8 @@ class CpuLane:
         num_rows = len(rows)
         if num_rows != self._num_rows:
             self._bind_head(num_rows)
-        np.take(self._attention[0], rows, axis=0, out=self._row_attention[0, :num_rows])
-        hidden = self._hidden[(self._num_layers - 1) % 2][0]
-        np.take(hidden, rows, axis=0, out=self._row_hidden[0][0, :num_rows])
+        copy_rows(self._attention[0], rows, self._row_attention[0])
+        copy_rows(self._hidden[(self._num_layers - 1) % 2][0], rows, self._row_hidden[0][0])
         self._segments[-1].run()
         self._head.run()
         return self._logits[0, :num_rows]

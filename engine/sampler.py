@@ -107,14 +107,13 @@ class Sampler:
 
     def _logprobs(self, logits: Float32Array, token_id: int, num_top: int) -> TokenLogprobs:
         normalizer = log_sum_exp(logits, self._scratch)
-        top: list[int] = []
-        if num_top:
-            best = np.argpartition(logits, -num_top)[-num_top:]
-            top = best[np.lexsort((best, -logits[best]))].tolist()
+
+        def logprob(each: int) -> float:
+            return min(float(logits[each]) - normalizer, 0.0)  # in this order a NaN stays one
+
+        top = _most_likely(logits, num_top) if num_top else []
         return TokenLogprobs(
-            token_id,
-            min(0.0, float(logits[token_id]) - normalizer),
-            tuple((each, min(0.0, float(logits[each]) - normalizer)) for each in top),
+            token_id, logprob(token_id), tuple((each, logprob(each)) for each in top)
         )
 
 
@@ -138,3 +137,12 @@ def _argmax(logits: Float32Array) -> int | None:
     """The first largest, or None if there is a NaN (which numpy's argmax always finds)."""
     token = int(logits.argmax())
     return None if np.isnan(logits[token]) else token
+
+
+def _most_likely(logits: Float32Array, count: int) -> list[int]:
+    """Ids, most likely first, the lowest first of equals."""
+    least = np.partition(logits, -count)[-count]
+    candidates = np.flatnonzero(logits >= least)
+    order = np.argsort(-logits[candidates], kind="stable")
+    ids: list[int] = candidates[order[:count]].tolist()
+    return ids

@@ -19,6 +19,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from engine.errors import BundleError, DeviceError
 
 _SPIN_US = "20"
+_GROW_AS_ASKED = 1
+_CPU = "CPUExecutionProvider"
 _ERRORS = (
     ort_state.EPFail, ort_state.EngineError, ort_state.Fail, ort_state.InvalidArgument,
     ort_state.InvalidGraph, ort_state.InvalidProtobuf, ort_state.ModelLoaded, ort_state.NoModel,
@@ -35,19 +37,37 @@ def _translated(kind: type[BundleError] | type[DeviceError], what: str) -> Itera
         raise kind(f"{what}: {first_line}") from error
 
 
-class Session:
-    """One graph on the CPU provider, with its inputs and outputs bound to arrays of ours."""
+class CpuSessions:
+    """Opens graphs on the CPU provider that share one memory arena for what they compute with.
 
-    def __init__(self, path: Path, num_threads: int) -> None:
+    They run one after another, so one arena of a segment's size serves them all; an arena of its
+    own for each would hold 20 MB per segment after one large prefill.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        arena = ort.OrtMemoryInfo(
+            "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+        )
+        ort.create_and_register_allocator(arena, ort.OrtArenaCfg(0, _GROW_AS_ASKED, -1, -1))
+        self._options = ort.SessionOptions()
+        self._options.intra_op_num_threads = num_threads
+        self._options.inter_op_num_threads = 1
+        self._options.enable_mem_pattern = False  # T varies from step to step
+        self._options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
+        self._options.add_session_config_entry("session.use_env_allocators", "1")
+
+    def open(self, path: Path) -> Session:
         """Raises BundleError when the graph or its weights cannot be loaded."""
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = num_threads
-        options.inter_op_num_threads = 1
-        options.enable_mem_pattern = False  # T varies from step to step
-        options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
-        self._name = path.name
         with _translated(BundleError, f"{path} cannot be loaded"):
-            session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(path, self._options, providers=[_CPU])
+        return Session(path.name, session)
+
+
+class Session:
+    """One graph with its inputs and outputs bound to arrays of ours."""
+
+    def __init__(self, name: str, session: ort.InferenceSession) -> None:
+        self._name = name
         session.disable_fallback()
         self._session = session._sess  # the wrapper's own checks cost as much as a small graph
         self._binding = session.io_binding()

@@ -17,7 +17,6 @@ import platformdirs
 
 from engine.bundle import MANIFEST_FILE, Bundle, file_sha256, read_manifest
 from engine.errors import BundleError
-from engine.export.exporter import import_checkpoint
 from server.model_catalog import (
     RegisteredModel,
     check_name,
@@ -38,6 +37,15 @@ class Importer(Protocol):
     ) -> Bundle: ...
 
 
+def _import_checkpoint(
+    source: Path, destination: Path, name: str, on_progress: Callable[[int, int], None]
+) -> Bundle:
+    # Imported when it is needed: onnx and its parts would double a serving process's memory.
+    from engine.export.exporter import import_checkpoint
+
+    return import_checkpoint(source, destination, name, on_progress)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredModel:
     """A folder of the store: its bundle, or the reason why it is none."""
@@ -51,11 +59,11 @@ class StoredModel:
 class ModelStore:
     """All models of one cache folder. Keeps no state of its own: several processes may use it."""
 
-    def __init__(self, root: Path | None = None, importer: Importer = import_checkpoint) -> None:
+    def __init__(self, root: Path | None = None, importer: Importer | None = None) -> None:
         self.root = root if root is not None else platformdirs.user_cache_path("hexlm")
         self.models_dir = self.root / "models"
         self.downloads_dir = self.root / "downloads"
-        self._importer = importer
+        self._importer = importer or _import_checkpoint
 
     def list(self) -> tuple[StoredModel, ...]:
         """Every model that is here, by name, damaged ones too."""

@@ -71,8 +71,9 @@ def _min_bits(tensors: Sequence[CheckpointTensor]) -> int:
 
 
 def _pack_one(tensor: CheckpointTensor, min_bits: int) -> PackedMatrix:
-    if tensor.quant_type == "Q4_0" and min_bits == 4:
-        return _pack_q4_0(tensor.raw())
+    if tensor.quant_type == "Q4_0":
+        packed = _pack_q4_0(tensor.raw())
+        return packed if min_bits == 4 else _widen(packed)
     if tensor.quant_type == "Q8_0":
         return _pack_q8_0(tensor.raw())
     return _quantize_8bit(tensor.dequantize())
@@ -104,6 +105,12 @@ def _unpack_nibbles(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     q[:, :, 0::2] = data & 0xF
     q[:, :, 1::2] = data >> 4
     return q
+
+
+def _widen(packed: PackedMatrix) -> PackedMatrix:
+    """The same values in 8 bits."""
+    offset = np.uint8((1 << 7) - (1 << 3))
+    return PackedMatrix(bits=8, data=_unpack_nibbles(packed.data) + offset, scales=packed.scales)
 
 
 def _quantize_8bit(weights: NDArray[np.float32]) -> PackedMatrix:
