@@ -64,7 +64,7 @@ class EngineSettings:
     (bytes) = a share of the available memory, `max_model_len` (tokens) = the model's own.
     """
 
-    device: str = setting("auto", one_of("auto", "cpu", "npu", "npu-emulated"))
+    device: str = setting("auto", one_of("auto", "cpu", "npu"))
     threads: int | None = setting(None, auto_or(integer(1, 1024)))
     kv_memory: int | None = setting(None, auto_or(size_bytes))
     kv_format: str = setting("int8", one_of("f32", "int8", "int4"))

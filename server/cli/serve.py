@@ -35,7 +35,7 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes any free one.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, npu or npu-emulated.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or npu.")] = None,
     threads: Annotated[str | None, typer.Option(help="Threads of an engine, or auto.")] = None,
     kv_memory: Annotated[
         str | None, typer.Option(help='Memory for keys and values such as "2GiB", or auto.')
