@@ -58,6 +58,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._scratch = np.full(-(-vocab_size // LANES) * LANES, -np.inf, np.float32)
         self._counts = np.zeros(vocab_size, np.int32)
+        self._maxima = np.zeros(len(self._scratch) // LANES, np.float32)
         self._histogram = np.zeros((2, 4096), np.float64)
 
     def sample(self, logits: Float32Array, rows: Sequence[SampleRow]) -> list[Sampled]:
@@ -84,7 +85,8 @@ class Sampler:
             return _argmax(adjusted)
         token = sample_row(
             self._scratch, self._vocab_size, params.temperature, params.top_k, params.top_p,
-            params.min_p, np.uint64(params.seed & _SEED_MASK), row.position, self._histogram,
+            params.min_p, np.uint64(params.seed & _SEED_MASK), row.position, self._maxima,
+            self._histogram,
         )  # fmt: skip
         return None if token < 0 else int(token)
 
@@ -141,7 +143,9 @@ def _argmax(logits: Float32Array) -> int | None:
 
 def _most_likely(logits: Float32Array, count: int) -> list[int]:
     """Ids, most likely first, the lowest first of equals."""
-    least = np.partition(logits, -count)[-count]
+    maxima = logits[: len(logits) // LANES * LANES].reshape(-1, LANES).max(axis=1)
+    # `count` runs have a maximum that is at least this, so at least `count` ids are candidates.
+    least = np.partition(maxima, -count)[-count] if count <= len(maxima) else -np.inf
     candidates = np.flatnonzero(logits >= least)
     order = np.argsort(-logits[candidates], kind="stable")
     ids: list[int] = candidates[order[:count]].tolist()

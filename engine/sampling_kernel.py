@@ -71,21 +71,47 @@ def _mass_from(p: Any, threshold: Any) -> float:
 
 
 @numba.njit(nogil=True)
-def _descend(p: Any, floor: Any, max_count: Any, max_mass: Any, histogram: Any) -> Any:
+def _fill_histogram(p: Any, maxima: Any, floor: Any, histogram: Any) -> None:
+    """Counts and masses of the elements >= floor, by the leading bits of the float."""
+    bits = p.view(np.uint32)
+    size = p.shape[0] // maxima.shape[0]
+    histogram[:] = 0
+    for run in range(maxima.shape[0]):
+        if maxima[run] >= floor:
+            for i in range(run * size, run * size + size):
+                if p[i] >= floor:
+                    bucket = bits[i] >> np.uint32(_BUCKET_SHIFT)
+                    histogram[0, bucket] += 1
+                    histogram[1, bucket] += p[i]
+
+
+@numba.njit(nogil=True)
+def _sorted_bucket(p: Any, maxima: Any, floor: Any, bucket: Any, count: Any) -> Any:
+    """The elements >= floor in a bucket, ascending."""
+    bits = p.view(np.uint32)
+    size = p.shape[0] // maxima.shape[0]
+    members = np.empty(np.int64(count), np.float32)
+    filled = 0
+    for run in range(maxima.shape[0]):
+        if maxima[run] >= floor:
+            for i in range(run * size, run * size + size):
+                if p[i] >= floor and bits[i] >> np.uint32(_BUCKET_SHIFT) == bucket:
+                    members[filled] = p[i]
+                    filled += 1
+    members.sort()
+    return members
+
+
+@numba.njit(nogil=True)
+def _descend(p: Any, maxima: Any, floor: Any, max_count: Any, max_mass: Any, histogram: Any) -> Any:
     """The largest threshold whose elements number `max_count` or weigh `max_mass`.
 
-    Buckets by the leading bits of the float, so only one bucket is ever sorted. Elements below
-    `floor` do not take part; equal elements stand or fall together.
+    Only one bucket of the histogram is ever sorted. Elements below `floor` do not take part; equal
+    elements stand or fall together. `maxima` [V / size] holds the largest element of each run of
+    `size`, so that most runs are passed over at one look.
     """
-    bits = p.view(np.uint32)
+    _fill_histogram(p, maxima, floor, histogram)
     counts, masses = histogram[0], histogram[1]
-    counts[:] = 0
-    masses[:] = 0
-    for i in range(p.shape[0]):
-        if p[i] >= floor:
-            bucket = bits[i] >> np.uint32(_BUCKET_SHIFT)
-            counts[bucket] += 1
-            masses[bucket] += p[i]
     count = mass = 0.0
     bucket = _NUM_BUCKETS - 1
     while bucket > 0 and (count + counts[bucket] < max_count and mass + masses[bucket] < max_mass):
@@ -94,14 +120,8 @@ def _descend(p: Any, floor: Any, max_count: Any, max_mass: Any, histogram: Any) 
         bucket -= 1
     if counts[bucket] == 0:
         return floor
-    members = np.empty(np.int64(counts[bucket]), np.float32)
-    filled = 0
-    for i in range(p.shape[0]):
-        if p[i] >= floor and bits[i] >> np.uint32(_BUCKET_SHIFT) == bucket:
-            members[filled] = p[i]
-            filled += 1
-    members.sort()
-    for i in range(filled - 1, -1, -1):
+    members = _sorted_bucket(p, maxima, floor, bucket, counts[bucket])
+    for i in range(members.shape[0] - 1, -1, -1):
         count += 1
         mass += members[i]
         if count >= max_count or mass >= max_mass:
@@ -116,8 +136,9 @@ def _pick(p: Any, threshold: Any, target: Any) -> int:
     last = 0
     for start in range(0, p.shape[0], LANES):
         block = p[start : start + LANES]
-        if mass + _mass_from(block, threshold) <= target:
-            mass += _mass_from(block, threshold)
+        block_mass = _mass_from(block, threshold)
+        if mass + block_mass <= target:
+            mass += block_mass
             continue
         for i in range(LANES):
             if block[i] >= threshold and block[i] > 0:
@@ -133,11 +154,12 @@ def _pick(p: Any, threshold: Any, target: Any) -> int:
 @numba.njit(nogil=True)
 def sample_row(
     p: Any, vocab_size: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any,
-    seed: Any, position: Any, histogram: Any,
+    seed: Any, position: Any, maxima: Any, histogram: Any,
 ) -> int:  # fmt: skip
     """A token, or -1 when there is a NaN. `p` holds the logits and is overwritten.
 
-    `p` [V padded to a multiple of 16] float32, the padding being -inf. Order: temperature, then
+    `p` [V padded to a multiple of 16] float32, the padding being -inf; `maxima` [V / 16] float32
+    and `histogram` [2, 4096] float64 are scratch. Order: temperature, then
     min_p relative to the most likely token, then top_k, then top_p of what those two left.
     Then the inverse of the cumulative distribution, in id order.
     """
@@ -150,13 +172,19 @@ def sample_row(
     if np.isnan(total):
         return -1
     threshold = np.float32(min_p)
+    if 0 < top_k < vocab_size or top_p < 1:
+        for run in range(num_vectors):
+            maxima[run] = simd.row_max(p.ctypes.data + run * LANES * 4, 1)
     if 0 < top_k < vocab_size:
-        threshold = max(threshold, _descend(p, threshold, top_k, np.inf, histogram))
+        floor = threshold
+        if top_k < num_vectors:  # k runs have a maximum that is at least this, so k elements have
+            floor = max(floor, _descend(maxima, maxima, floor, top_k, np.inf, histogram))
+        threshold = max(threshold, _descend(p, maxima, floor, top_k, np.inf, histogram))
     if top_p < 1:
         mass = _mass_from(p, threshold)
         # What lies below this cannot all together weigh 1 - top_p, so the cut is above it.
         floor = max(threshold, np.float32(mass * (1 - top_p) / p.shape[0]))
-        threshold = max(threshold, _descend(p, floor, np.inf, mass * top_p, histogram))
+        threshold = max(threshold, _descend(p, maxima, floor, np.inf, mass * top_p, histogram))
     return _pick(p, threshold, uniform(seed, position) * _mass_from(p, threshold))
 
 
