@@ -15,11 +15,12 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.architectures.config import ModelConfig
 from engine.batch import Batch, Float32Array
 from engine.kv_cache import LayerPages
-from engine.kv_format import BLOCK_SIZE, KVFormat
+from engine.kv_format import BLOCK_SIZE, MAX_MAGNITUDE, MIN_SCALE, KVFormat
 from engine.simd import INT4_GROUP_SIZE
 
 Attend = Callable[[Float32Array, LayerPages, Float32Array], None]
@@ -78,7 +79,7 @@ class NumpyAttention:
         self, key: Float32Array, value: Float32Array, pages: LayerPages, block: int, offset: int
     ) -> None:
         for head in range(len(key)):
-            finite = bool(np.isfinite(key[head]).all() and np.isfinite(value[head]).all())
+            finite = bool(_is_finite(key[head]).all() and _is_finite(value[head]).all())
             stored, scales = quantize(key[head], self._format)
             pages.keys[block, head, :, offset] = stored
             pages.key_scales[block, head, :, offset] = scales if finite else np.nan
@@ -115,14 +116,19 @@ class NumpyAttention:
         return attended.reshape(-1)
 
 
+def _is_finite(x: Float32Array) -> NDArray[np.bool_]:
+    finite: NDArray[np.bool_] = np.abs(x) < MAX_MAGNITUDE
+    return finite
+
+
 def quantize(x: Float32Array, kv_format: KVFormat) -> tuple[np.ndarray, Float32Array]:
     """One head's [D] as (stored elements, scales [G]); zeros where it is not finite."""
-    x = np.where(np.isfinite(x), x, np.float32(0)) if not np.isfinite(x).all() else x
+    x = np.where(_is_finite(x), x, np.float32(0))
     if kv_format.max_level == 0:
         return x, np.ones(1, np.float32)
     groups = x.reshape(kv_format.num_groups(len(x)), -1)
     scales = np.abs(groups).max(axis=1) / np.float32(kv_format.max_level)
-    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
+    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > MIN_SCALE)
     levels = np.rint(groups * inverse[:, None])
     if kv_format.bits == 8:
         return levels.reshape(-1).astype(np.int8), scales

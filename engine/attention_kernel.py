@@ -21,7 +21,7 @@ from engine.architectures.config import ModelConfig
 from engine.attention import Attend, rope_table
 from engine.batch import Batch, Float32Array
 from engine.kv_cache import LayerPages
-from engine.kv_format import BLOCK_SIZE, KVFormat
+from engine.kv_format import BLOCK_SIZE, MAX_MAGNITUDE, MIN_SCALE, KVFormat
 
 TILE_BLOCKS = 8
 TILE_KEYS = TILE_BLOCKS * BLOCK_SIZE
@@ -52,8 +52,8 @@ def _store(x: Any, max_level: Any, stored: Any, scales: Any) -> bool:
         group = x[g * group_size : (g + 1) * group_size]
         largest = np.float32(0)
         for d in range(group_size):
-            finite &= np.isfinite(group[d])
-            if not np.isfinite(group[d]):
+            if not abs(group[d]) < MAX_MAGNITUDE:  # also when it is a NaN
+                finite = False
                 group[d] = np.float32(0)
             largest = max(largest, abs(group[d]))
         if max_level == 0:
@@ -61,7 +61,7 @@ def _store(x: Any, max_level: Any, stored: Any, scales: Any) -> bool:
             stored[:] = x
             continue
         scale = largest / np.float32(max_level)
-        inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+        inverse = np.float32(1) / scale if scale > MIN_SCALE else np.float32(0)
         scales[g] = scale
         if stored.shape[0] == x.shape[0]:
             for d in range(group_size):

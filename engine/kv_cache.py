@@ -52,15 +52,15 @@ class PagedKVCache:
 
 
 def num_blocks_for(
-    config: ModelConfig, kv_format: KVFormat, budget_bytes: int, num_tokens_wanted: int
+    config: ModelConfig, kv_format: KVFormat, budget_bytes: int, num_blocks_wanted: int
 ) -> int:
     """Blocks that fit in the budget. Raises DoesNotFit when not even one block does.
 
-    `num_tokens_wanted` bounds it: more than every sequence at full length can never be used.
+    `num_blocks_wanted` bounds it: room for every sequence at full length is enough.
     """
     per_token = kv_format.bytes_per_token(config.num_layers, config.num_kv_heads, config.head_size)
     block_bytes = per_token * BLOCK_SIZE
-    num_blocks = min(budget_bytes // block_bytes, -(-num_tokens_wanted // BLOCK_SIZE))
+    num_blocks = min(budget_bytes // block_bytes, num_blocks_wanted)
     if num_blocks < 1:
         raise DoesNotFit(
             f"the KV cache budget of {budget_bytes:,} bytes is less than one block of "

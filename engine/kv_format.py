@@ -16,6 +16,11 @@ from engine.simd import INT4_GROUP_SIZE, LANES
 
 BLOCK_SIZE = LANES
 
+# Larger magnitudes count as not finite, so that no scale times a level overflows; smaller scales
+# count as zero, so that none has an infinite inverse.
+MAX_MAGNITUDE = np.float32(1e30)
+MIN_SCALE = np.float32(1e-30)
+
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:

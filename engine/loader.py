@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from engine import kernel_cache
@@ -15,6 +16,7 @@ from engine.embedding import Embedding
 from engine.errors import BundleError, DoesNotFit
 from engine.export.model import INDEX_FILE
 from engine.export.weights_file import read_matrix
+from engine.grammar_matcher import GrammarFactory
 from engine.kv_cache import PagedKVCache, num_blocks_for
 from engine.kv_format import BLOCK_SIZE, KV_FORMATS
 from engine.lane import CpuLane
@@ -70,6 +72,7 @@ class EngineFacts:
 class LoadedEngine:
     runner: ModelRunner
     sampler: Sampler
+    grammars: GrammarFactory
     info: EngineFacts
 
 
@@ -113,7 +116,14 @@ def load_engine(engine: EngineConfig, on_phase: OnPhase) -> LoadedEngine:
         weight_format=bundle.weight_format,
         kv_bytes=cache.num_bytes,
     )
-    return LoadedEngine(runner, sampler, facts)
+    return LoadedEngine(runner, sampler, open_grammars(bundle), facts)
+
+
+def open_grammars(bundle: Bundle) -> GrammarFactory:
+    """The grammars of the bundle's vocabulary; its tokenizer is read with the first of them."""
+    size = bundle.config.vocab_size
+    ends = [token_id for token_id in bundle.config.eos_token_ids if 0 <= token_id < size]
+    return GrammarFactory(partial(bundle.tokenizer_path.read_text, "utf-8"), ends, size)
 
 
 def _make_cache(config: ModelConfig, engine: EngineConfig) -> PagedKVCache:
@@ -121,14 +131,17 @@ def _make_cache(config: ModelConfig, engine: EngineConfig) -> PagedKVCache:
     if kv_format is None:
         raise DoesNotFit(f"unknown KV format {engine.kv_format!r}: use one of {[*KV_FORMATS]}")
     longest = min(config.context_length, engine.max_model_len or config.context_length)
-    num_blocks = num_blocks_for(
-        config, kv_format, engine.kv_memory_bytes, engine.max_num_seqs * longest
-    )
+    num_blocks_wanted = engine.max_num_seqs * -(-longest // BLOCK_SIZE)
+    num_blocks = num_blocks_for(config, kv_format, engine.kv_memory_bytes, num_blocks_wanted)
     return PagedKVCache(config, kv_format, num_blocks)
 
 
 def _max_model_len(config: ModelConfig, engine: EngineConfig, cache: PagedKVCache) -> int:
     """The model's limit, the user's and the cache's, whichever is least."""
+    if engine.max_model_len is not None and engine.max_model_len < BLOCK_SIZE:
+        raise DoesNotFit(
+            f"--max-model-len {engine.max_model_len} is less than one block of {BLOCK_SIZE} tokens"
+        )
     if engine.max_model_len is not None and engine.max_model_len > config.context_length:
         raise DoesNotFit(
             f"--max-model-len {engine.max_model_len} is more than the {config.context_length} "

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from engine.batch import Batch, Float32Array
+from engine.grammar import GrammarSource, NoGrammars
 from engine.logprobs import TokenLogprobs
 from engine.sampler import Sampled, SampleRow
 from engine.sampling_params import SamplingParams
@@ -137,7 +138,10 @@ def seeded_shift(params: SamplingParams, position: int) -> int:
 
 
 class FakeSampler:
-    """The most likely token, moved by a seeded shift; stop tokens only after `min_tokens`."""
+    """The most likely token, moved by a seeded shift; stop tokens only after `min_tokens`.
+
+    A token mask is obeyed, and then there is no shift.
+    """
 
     def sample(self, logits: Float32Array, rows: list[SampleRow]) -> list[Sampled]:
         return [self._sample_row(logits, row) for row in rows]
@@ -150,6 +154,10 @@ class FakeSampler:
         if row.position - row.num_prompt_tokens < row.params.min_tokens:
             values[list(row.params.stop_token_ids)] = -np.inf
         shift = seeded_shift(row.params, row.position)
+        if row.token_mask is not None:
+            bits = np.unpackbits(row.token_mask.view(np.uint8), bitorder="little")
+            values[bits[: len(values)] == 0] = -np.inf
+            shift = 0
         token_id = (int(values.argmax()) + shift) % len(values)
         if row.params.logprobs is None:
             return Sampled(token_id)
@@ -194,6 +202,7 @@ class FakeEngine:
 
     runner: ScriptedRunner
     sampler: FakeSampler = field(default_factory=FakeSampler)
+    grammars: NoGrammars = field(default_factory=NoGrammars)
     info: FakeFacts = field(default_factory=FakeFacts)
 
 
@@ -273,11 +282,14 @@ class Rig:
 
 
 def make_rig(
-    proposer: Proposer | None = None, runner: ScriptedRunner | None = None, **overrides: Any
+    proposer: Proposer | None = None,
+    runner: ScriptedRunner | None = None,
+    grammars: GrammarSource | None = None,
+    **overrides: Any,
 ) -> Rig:
     config = make_config(**overrides)
     clock = FakeClock()
-    scheduler = Scheduler(config, clock)
+    scheduler = Scheduler(config, clock, grammars)
     runner = runner or ScriptedRunner()
     runner.block_size = config.block_size
     return Rig(scheduler, runner, ModelWorker(scheduler, runner, FakeSampler(), proposer), clock)

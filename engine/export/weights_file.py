@@ -83,8 +83,10 @@ def write_index(path: Path, matrices: dict[str, StoredMatrix]) -> None:
 
 
 def read_matrix(path: Path, name: str) -> StoredMatrix:
-    """Raises KeyError or TypeError when the index is not one of ours."""
+    """Raises OSError, ValueError, KeyError or TypeError when the index is not one of ours."""
     entry = json.loads(path.read_text())[name]
+    if not isinstance(entry, dict):
+        raise TypeError(f"the entry {name} is no object")
     data, scales = (
         StoredArray(**(part | {"shape": tuple(part["shape"])}))
         for part in (entry.pop("data"), entry.pop("scales"))

@@ -1,0 +1,293 @@
+"""Paged attention: the kernel against its numpy reference, and against itself in other batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.architectures.config import ModelConfig
+from engine.attention import Attention, NumpyAttention, dequantize, quantize, rope_table
+from engine.attention_kernel import MIN_PARALLEL_PAIRS, KernelAttention, num_pairs
+from engine.batch import Batch, Float32Array
+from engine.kv_cache import LayerPages, PagedKVCache
+from engine.kv_format import KV_FORMATS, KVFormat
+from tests.batches import Span, make_batch
+from tests.loaded_model import spoil
+
+NUM_BLOCKS = 128
+MAX_LEN = 1200
+pytestmark = pytest.mark.usefixtures("kernels")
+# Each number of rows in a tile is a compiled form of its own, so one format alone has all of them.
+GROUPS = [(name, 3, 32) for name in KV_FORMATS] + [("int8", group, 32) for group in range(1, 9)]
+HEAD_SIZES = [("int8", 3, size) for size in (16, 64, 96, 128)]
+HEAD_SIZES += [(name, 3, size) for name in ("f32", "int4") for size in (64, 96, 128)]
+SHAPES = [*dict.fromkeys([*GROUPS, *HEAD_SIZES, ("f32", 3, 16), ("int8", 12, 64)])]
+
+
+class Layer:
+    """One layer's attention over pages of its own, garbage at first. Two KV heads."""
+
+    def __init__(
+        self, kv_format: str, group: int, head_size: int, num_threads: int = 1, seed: int = 0
+    ) -> None:
+        self.config = make_config(group, head_size)
+        self.format = KV_FORMATS[kv_format]
+        self.kernel: Attention = KernelAttention(
+            self.config, self.format, MAX_LEN, 512, num_threads
+        )
+        self.reference: Attention = NumpyAttention(self.config, self.format, MAX_LEN)
+        cache = PagedKVCache(self.config, self.format, NUM_BLOCKS)
+        spoil(cache, seed)
+        self.pages = cache.layers[0]
+
+    def copy_of_pages(self) -> LayerPages:
+        p = self.pages
+        return LayerPages(
+            p.keys.copy(), p.values.copy(), p.key_scales.copy(), p.value_scales.copy()
+        )
+
+    def qkv(self, num_tokens: int, seed: int = 0) -> Float32Array:
+        rng = np.random.default_rng(seed)
+        return rng.standard_normal((num_tokens, self.config.qkv_size), np.float32)
+
+    def attend(self, qkv: Float32Array, *spans: Span) -> Float32Array:
+        return self.run(self.kernel, qkv, make_batch(spans, NUM_BLOCKS - 1))
+
+    def run(self, attention: Attention, qkv: Float32Array, batch: Batch) -> Float32Array:
+        size = self.config.num_heads * self.config.head_size
+        out = np.full((len(qkv), size), np.nan, np.float32)
+        attention.begin(batch)(qkv, self.pages, out)
+        return out
+
+
+def make_config(group: int, head_size: int, num_kv_heads: int = 2) -> ModelConfig:
+    return ModelConfig(
+        architecture="llama", num_layers=1, hidden_size=64, intermediate_size=64,
+        num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads, head_size=head_size,
+        vocab_size=64, context_length=MAX_LEN, rms_norm_eps=1e-5, rope_theta=10_000.0,
+        tied_embeddings=True, bos_token_id=None, eos_token_ids=(), add_bos=False,
+    )  # fmt: skip
+
+
+def past_table(first: int, length: int) -> list[int]:
+    """Blocks in an order that is not theirs in memory."""
+    return list(range(first, first - (-length // 16)))[::-1]
+
+
+def span(length: int, table: Sequence[int], num_past: int = 0) -> Span:
+    """What tokens they are does not matter here: queries, keys and values are given."""
+    return Span([0] * length, table, num_past)
+
+
+def fill(layer: Layer, table: Sequence[int], length: int, seed: int) -> None:
+    layer.attend(layer.qkv(length, seed), span(length, table))
+
+
+MIXED = (
+    span(37, past_table(0, 37)),
+    span(1, past_table(5, 151), 150),
+    span(20, past_table(20, 150), 130),
+    span(1, past_table(30, 1)),
+    span(3, past_table(40, 1103), 1100),
+    span(1, past_table(111, 129), 128),
+)
+
+
+def filled_layer(kv_format: str, group: int, head_size: int) -> Layer:
+    """Pages that hold the past of all the mixed sequences."""
+    layer = Layer(kv_format, group, head_size)
+    for number, each in enumerate(MIXED):
+        for start in range(0, each.num_past, 512):
+            size = min(512, each.num_past - start)
+            past = span(size, each.table, start)
+            layer.attend(layer.qkv(size, 1000 * number + start), past)
+    return layer
+
+
+@pytest.mark.parametrize(("kv_format", "group", "head_size"), SHAPES)
+def test_the_kernel_equals_the_reference(kv_format: str, group: int, head_size: int) -> None:
+    layer = filled_layer(kv_format, group, head_size)
+    decodes = [span(1, each.table, each.num_past) for each in MIXED if each.num_past]
+    for spans in (MIXED, decodes):
+        batch = make_batch(spans, NUM_BLOCKS - 1)
+        qkv, before = layer.qkv(batch.num_tokens), layer.copy_of_pages()
+        expected = layer.run(layer.reference, qkv, batch)
+        written = layer.copy_of_pages()
+        restore(layer.pages, before)
+        found = layer.run(layer.kernel, qkv, batch)
+        assert_same_pages(layer.pages, written)
+        difference = float(np.abs(found - expected).max())
+        assert difference < 2e-6, f"the largest difference is {difference:.3g}"
+
+
+def restore(pages: LayerPages, content: LayerPages) -> None:
+    pages.keys[:], pages.values[:] = content.keys, content.values
+    pages.key_scales[:], pages.value_scales[:] = content.key_scales, content.value_scales
+
+
+def assert_same_pages(found: LayerPages, expected: LayerPages) -> None:
+    assert np.array_equal(found.keys, expected.keys)
+    assert np.array_equal(found.values, expected.values)
+    assert np.array_equal(found.key_scales, expected.key_scales, equal_nan=True)
+    assert np.array_equal(found.value_scales, expected.value_scales)
+
+
+@pytest.mark.parametrize(("kv_format", "group"), [*((f, 3) for f in KV_FORMATS), ("int8", 12)])
+def test_a_mixed_batch_equals_its_sequences_alone(kv_format: str, group: int) -> None:
+    layer = filled_layer(kv_format, group, 32)
+    starts = np.cumsum([0, *(len(each.token_ids) for each in MIXED)])
+    qkv = layer.qkv(int(starts[-1]))
+    together = layer.attend(qkv, *MIXED)
+    for each, begin, end in zip(MIXED, starts[:-1], starts[1:], strict=True):
+        assert np.array_equal(layer.attend(qkv[begin:end], each), together[begin:end])
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 50, 128])
+def test_a_chunked_prefill_equals_the_whole(kv_format: str, size: int) -> None:
+    layer, table = Layer(kv_format, 3, 32), past_table(0, 200)
+    qkv = layer.qkv(200)
+    whole = layer.attend(qkv, span(200, table))
+    pages = layer.copy_of_pages()
+    layer = Layer(kv_format, 3, 32, seed=1)
+    for start in range(0, 200, size):
+        part = qkv[start : start + size]
+        chunk = layer.attend(part, span(len(part), table, start))
+        assert np.array_equal(chunk, whole[start : start + size])
+    used = table[:12]  # the 13th block is not full, and what lies behind is garbage
+    assert np.array_equal(layer.pages.keys[used], pages.keys[used])
+    assert np.array_equal(layer.pages.values[used], pages.values[used])
+    assert np.array_equal(layer.pages.key_scales[used], pages.key_scales[used])
+    assert np.array_equal(layer.pages.value_scales[used], pages.value_scales[used])
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_slots_beyond_the_context_change_nothing(kv_format: str) -> None:
+    results = []
+    for seed in (1, 2):
+        layer = Layer(kv_format, 3, 32, seed=seed)
+        table = past_table(0, 150)
+        fill(layer, table, 133, seed=9)
+        results.append(layer.attend(layer.qkv(5), span(5, table, 133)))
+    assert np.isfinite(results[0]).all()
+    assert np.array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_two_threads_equal_one(kv_format: str) -> None:
+    one, two = (Layer(kv_format, 3, 32, num_threads=number) for number in (1, 2))
+    spans = [span(150, past_table(0, 150)), span(40, past_table(20, 40)), span(1, [50])]
+    batch = make_batch(spans, NUM_BLOCKS - 1)
+    assert num_pairs(batch) >= MIN_PARALLEL_PAIRS
+    qkv = one.qkv(batch.num_tokens)
+    found = two.run(two.kernel, qkv, batch)
+    assert np.array_equal(found, one.run(one.kernel, qkv, batch))
+    assert_same_pages(two.pages, one.pages)
+
+
+def test_more_threads_than_work_are_harmless() -> None:
+    one, eight = (Layer("int8", 3, 32, num_threads=number) for number in (1, 8))
+    table = past_table(0, 1200)
+    decode = span(1, table, 1199)
+    for layer in (one, eight):
+        for start in (0, 512, 1024):
+            size = min(512, 1199 - start)
+            layer.attend(layer.qkv(size, start), span(size, table, start))
+    assert np.array_equal(eight.attend(one.qkv(1), decode), one.attend(one.qkv(1), decode))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_a_key_or_value_that_is_not_finite_harms_the_queries_that_see_it_and_no_other(
+    kv_format: str, part: str, bad: float
+) -> None:
+    layer = Layer(kv_format, 3, 32)
+    spans = [span(140, past_table(0, 140)), span(30, past_table(10, 30))]
+    clean = layer.qkv(170)
+    expected = layer.attend(clean, *spans)
+    spoiled = clean.copy()
+    first_kv = layer.config.num_heads * 32
+    spoiled[70, first_kv + (5 if part == "key" else 2 * 32 + 5)] = bad  # of the first KV head
+    for attention in (layer.kernel, layer.reference):
+        found = layer.run(attention, spoiled, make_batch(spans, NUM_BLOCKS - 1))
+        sees = np.zeros((170, 6 * 32), bool)
+        sees[70:140, : 3 * 32] = True
+        assert np.array_equal(np.isnan(found), sees)
+        if attention is layer.kernel:
+            assert np.array_equal(found[~sees], expected[~sees])
+
+
+def test_a_slot_that_was_not_finite_is_good_again_when_it_is_rewritten() -> None:
+    layer = Layer("int8", 3, 32)
+    qkv, table = layer.qkv(20), past_table(0, 20)
+    expected = layer.attend(qkv, span(20, table))
+    spoiled = qkv.copy()
+    spoiled[3] = np.nan
+    assert np.isnan(layer.attend(spoiled, span(20, table))[3:]).all()
+    assert np.array_equal(layer.attend(qkv, span(20, table)), expected)
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_writing_a_token_touches_its_slot_only(kv_format: str) -> None:
+    layer = Layer(kv_format, 3, 32)
+    before = layer.copy_of_pages()
+    layer.attend(layer.qkv(1), span(1, [9], 5))  # sees garbage; only what it writes counts
+    pages = layer.pages
+    changed = [
+        (pages.keys, before.keys, 3), (pages.values, before.values, 2),
+        (pages.key_scales, before.key_scales, 3), (pages.value_scales, before.value_scales, 3),
+    ]  # fmt: skip
+    for now, old, token_axis in changed:
+        assert not np.array_equal(now[9].take(5, token_axis - 1), old[9].take(5, token_axis - 1))
+        now[9].swapaxes(0, token_axis - 1)[5] = old[9].swapaxes(0, token_axis - 1)[5]
+    assert_same_pages(pages, before)
+
+
+FINITE = st.floats(-1e6, 1e6, width=32).map(lambda x: 0.0 if abs(x) < 1e-6 else x)
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "int4"])
+@given(values=st.lists(FINITE, min_size=64, max_size=64))
+@settings(deadline=None, max_examples=50)
+def test_quantizing_errs_by_half_a_step_at_most(kv_format: str, values: list[float]) -> None:
+    x, kind = np.array(values, np.float32), KV_FORMATS[kv_format]
+    stored, scales = quantize(x, kind)
+    back = dequantize_one(stored, scales, kind)
+    steps = np.repeat(scales, 64 // len(scales))
+    assert (np.abs(back - x) <= steps * np.float32(0.5001)).all()
+    largest = np.abs(x.reshape(len(scales), -1)).max(axis=1)
+    assert np.allclose(scales * np.float32(kind.max_level), largest, rtol=1e-6, atol=0)
+
+
+def dequantize_one(stored: np.ndarray, scales: Float32Array, kind: KVFormat) -> Float32Array:
+    """`dequantize` of a block of 16 equal tokens, and the first of them."""
+    block = np.repeat(stored[None], 16, axis=0)
+    found: Float32Array = dequantize(block, np.repeat(scales[:, None], 16, axis=1), kind)
+    assert (found == found[0]).all()
+    first: Float32Array = found[0]
+    return first
+
+
+def test_f32_pages_keep_every_bit() -> None:
+    x = np.random.default_rng(0).standard_normal(64, np.float32)
+    assert np.array_equal(dequantize_one(*quantize(x, KV_FORMATS["f32"]), KV_FORMATS["f32"]), x)
+
+
+def test_the_rope_table_holds_cosines_and_sines_of_the_papers_angles() -> None:
+    cos, sin = rope_table(8, 100.0, 50)
+    assert cos.shape == sin.shape == (50, 4) and cos.dtype == np.float32
+    assert np.array_equal(cos[0], [1, 1, 1, 1]) and np.array_equal(sin[0], [0, 0, 0, 0])
+    angle = 7 * 100.0 ** (-2 * 3 / 8)
+    assert cos[7, 3] == np.float32(np.cos(angle)) and sin[7, 3] == np.float32(np.sin(angle))
+
+
+def test_pairs_are_counted_for_decode_and_prefill() -> None:
+    decode = make_batch([span(1, [0], 9), span(1, [1], 4)])
+    assert num_pairs(decode) == 15
+    mixed = make_batch([span(10, [0]), span(1, [1], 4)])
+    assert num_pairs(mixed) == 105
