@@ -1,21 +1,29 @@
 # hexlm: `make serve` and `make test` are all that a fresh clone needs.
-# PYTHON picks the interpreter, ARGS goes to `hexlm serve`, TESTS to pytest.
+# PYTHON picks the interpreter, ARGS goes to `hexlm serve`, TESTS to pytest, CLIENTS is the folder
+# of the client suites, which are no part of this repository.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := smollm2-135m-instruct
+EMBEDDER := all-minilm-l6-v2
 ARGS ?=
 TESTS ?=
+CLIENTS ?= ../shared/clients
 
-.PHONY: serve test check lint format clean
+.PHONY: serve test test-clients check lint format clean
 
 serve: $(VENV)/installed
 	$(BIN)/hexlm serve $(ARGS)
 
 test: $(VENV)/installed-test
 	$(BIN)/hexlm pull $(MODEL)
+	$(BIN)/hexlm pull $(EMBEDDER)
 	$(BIN)/python -m pytest -m 'not device' $(TESTS)
+
+test-clients: $(VENV)/installed-test
+	$(BIN)/hexlm pull $(MODEL)
+	$(BIN)/python -m tests.clients.run_suites --clients $(CLIENTS)
 
 check: lint test
 

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.architectures.config import ModelConfig
+from engine.architectures.encoder import EncoderConfig
 from engine.errors import BundleError
 from engine.importers.summary import CheckpointSummary
-from engine.manifest import BundleFile, BundleSource, Manifest, decode_manifest
+from engine.manifest import BundleFile, BundleSource, Manifest, ModelKind, decode_manifest
 
 MANIFEST_FILE = "model.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 WEIGHTS_FILE = "weights.bin"
+ENCODER_FILE = "encoder.onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Bundle:
         manifest = read_manifest(folder)
         bundle = cls(folder, manifest)
         listed = {file.name for file in manifest.files}
-        for required in (TOKENIZER_FILE, WEIGHTS_FILE):
+        graphs = (ENCODER_FILE,) if manifest.kind is ModelKind.EMBEDDING else ()
+        for required in (TOKENIZER_FILE, WEIGHTS_FILE, *graphs):
             if required not in listed:
                 raise bundle.damaged(f"its model.json does not list {required}")
         for file in manifest.files:
@@ -47,7 +50,21 @@ class Bundle:
         return self.manifest.name
 
     @property
+    def kind(self) -> ModelKind:
+        return self.manifest.kind
+
+    @property
     def config(self) -> ModelConfig:
+        """Of a model that writes text. Raises BundleError for any other."""
+        if not isinstance(self.manifest.config, ModelConfig):
+            raise BundleError(f"{self.name} is an embedding model; it cannot write text")
+        return self.manifest.config
+
+    @property
+    def encoder_config(self) -> EncoderConfig:
+        """Of an embedding model. Raises BundleError for any other."""
+        if not isinstance(self.manifest.config, EncoderConfig):
+            raise BundleError(f"{self.name} is no embedding model; it writes text")
         return self.manifest.config
 
     @property

@@ -11,9 +11,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from engine.architectures.config import ModelConfig
+from engine.architectures.encoder import EncoderConfig
 from engine.importers.summary import CheckpointSummary
 
 # Raise it whenever what the exporter writes changes in a way that the engine must notice.
@@ -21,6 +23,13 @@ BUNDLE_FORMAT = 1
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class ModelKind(StrEnum):
+    """What a model does: it writes text, or it turns texts into vectors."""
+
+    GENERATION = "generation"
+    EMBEDDING = "embedding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +53,28 @@ class BundleSource:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`converter` is the version of hexlm that wrote the bundle."""
+    """`converter` is the version of hexlm that wrote the bundle. `config` says its kind."""
 
     name: str
     converter: str
     weight_format: str
-    config: ModelConfig
+    config: ModelConfig | EncoderConfig
     source: BundleSource
     summary: CheckpointSummary
     files: tuple[BundleFile, ...]
 
+    @property
+    def kind(self) -> ModelKind:
+        is_encoder = isinstance(self.config, EncoderConfig)
+        return ModelKind.EMBEDDING if is_encoder else ModelKind.GENERATION
 
-Record = TypeVar("Record", ModelConfig, BundleSource, CheckpointSummary, BundleFile)
+
+Record = TypeVar("Record", ModelConfig, EncoderConfig, BundleSource, CheckpointSummary, BundleFile)
 
 
 def encode_manifest(manifest: Manifest) -> str:
-    return json.dumps({"format": BUNDLE_FORMAT, **asdict(manifest)}, indent=1)
+    head = {"format": BUNDLE_FORMAT, "kind": manifest.kind}
+    return json.dumps({**head, **asdict(manifest)}, indent=1)
 
 
 def decode_manifest(text: str) -> Manifest:
@@ -78,11 +93,29 @@ def decode_manifest(text: str) -> Manifest:
         name=_read(document, "name", "str"),
         converter=_read(document, "converter", "str"),
         weight_format=_read(document, "weight_format", "str"),
-        config=_decode(ModelConfig, document.get("config")),
+        config=_decode_config(document),
         source=_decode(BundleSource, document.get("source")),
         summary=_decode(CheckpointSummary, document.get("summary")),
         files=tuple(_decode_file(item) for item in _read(document, "files", "list")),
     )
+
+
+def _decode_config(document: Mapping[str, Any]) -> ModelConfig | EncoderConfig:
+    """Bundles that do not say their kind are older than the second one."""
+    match document.get("kind", ModelKind.GENERATION):
+        case ModelKind.GENERATION:
+            return _decode(ModelConfig, document.get("config"))
+        case ModelKind.EMBEDDING:
+            return _decode_encoder(document.get("config"))
+        case kind:
+            raise ValueError(f"its model.json has the unknown kind {str(kind)[:40]!r}")
+
+
+def _decode_encoder(item: object) -> EncoderConfig:
+    config = _decode(EncoderConfig, item)
+    if not config.num_heads or config.hidden_size % config.num_heads or not config.context_length:
+        raise ValueError("its model.json has numbers that do not fit together")
+    return config
 
 
 def _decode_file(item: object) -> BundleFile:

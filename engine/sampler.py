@@ -4,7 +4,8 @@ For each row, in this order:
 1. the logits are copied if any of 2 to 4 is to change them;
 2. repetition, presence and frequency penalties;
 3. logit bias;
-4. the end tokens are masked while fewer than `min_tokens` exist;
+4. the end tokens are masked while fewer than `min_tokens` exist, and so is what a grammar does not
+   allow; where the grammar allows nothing else, the end tokens stay;
 5. greedy: the most likely token, the lowest id of equals; otherwise temperature, min_p, top_k,
    top_p and a draw that is a function of (seed, position).
 Log-probabilities are those of the raw logits, before 2. A row with a NaN gives no token and
@@ -19,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.batch import Float32Array
+from engine.grammar import GrammarError, TokenMask
 from engine.logprobs import TokenLogprobs
-from engine.sampling_kernel import log_sum_exp, penalize, sample_row
+from engine.sampling_kernel import log_sum_exp, mask_logits, penalize, sample_row
 from engine.sampling_params import SamplingParams
 from engine.simd import LANES
 
@@ -33,7 +35,7 @@ class SampleRow:
     """`row` indexes the logits. `position` is the index the new token will have.
 
     `token_ids` is everything before it (the first `num_prompt_tokens` are the prompt) and may be
-    the sequence's live list: it is read during the call only.
+    the sequence's live list: it is read during the call only. `token_mask`: what a grammar allows.
     """
 
     row: int
@@ -41,6 +43,7 @@ class SampleRow:
     params: SamplingParams
     token_ids: Sequence[int]
     num_prompt_tokens: int
+    token_mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Sampler:
     def _pick(self, logits: Float32Array, row: SampleRow) -> int | None:
         params = row.params
         greedy = params.temperature < GREEDY_TEMPERATURE or params.top_k == 1
-        if greedy and not _is_adjusted(row):
+        if greedy and row.token_mask is None and not _is_adjusted(row):
             return _argmax(logits)
         adjusted = self._adjusted(logits, row)
         if greedy:
@@ -103,8 +106,11 @@ class Sampler:
             )  # fmt: skip
         for token_id, bias in params.logit_bias:
             scratch[token_id] += np.float32(bias)
-        if _is_too_short(row):
-            scratch[list(params.stop_token_ids)] = -np.inf
+        stops = list(params.stop_token_ids) if _is_too_short(row) else []
+        if row.token_mask is not None:
+            _apply_mask(scratch, row.token_mask, stops)
+        elif stops:
+            scratch[stops] = -np.inf
         return scratch
 
     def _logprobs(self, logits: Float32Array, token_id: int, num_top: int) -> TokenLogprobs:
@@ -117,6 +123,20 @@ class Sampler:
         return TokenLogprobs(
             token_id, logprob(token_id), tuple((each, logprob(each)) for each in top)
         )
+
+
+def _apply_mask(logits: Float32Array, token_mask: TokenMask, stops: list[int]) -> None:
+    """Only what the mask allows stays; of that, `stops` only if there is nothing else.
+
+    Raises GrammarError if nothing would stay.
+    """
+    values = logits[stops]
+    logits[stops] = -np.inf
+    if mask_logits(logits, token_mask):
+        return
+    logits[stops] = values
+    if not mask_logits(logits, token_mask):
+        raise GrammarError("the grammar allows no token of the model")
 
 
 def _is_penalized(params: SamplingParams) -> bool:

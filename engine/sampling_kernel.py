@@ -62,6 +62,26 @@ def penalize(
             counts[token] = 0
 
 
+@numba.njit(nogil=True)
+def mask_logits(logits: Any, token_mask: Any) -> int:
+    """In place: -inf where the bit of `token_mask` is clear. How many tokens are left.
+
+    `token_mask` [>= ceil(V / 32)] int32. Tokens that are -inf already are not counted.
+    """
+    num_left = 0
+    for start in range(0, logits.shape[0], 32):
+        word = token_mask[start // 32]
+        end = min(start + 32, logits.shape[0])
+        if word == 0:
+            logits[start:end] = -np.inf
+            continue
+        for i in range(start, end):
+            if (word >> np.int32(i - start)) & np.int32(1) == 0:
+                logits[i] = -np.inf
+            num_left += logits[i] != -np.inf
+    return num_left
+
+
 @numba.njit(nogil=True, fastmath={"reassoc"})
 def _mass_from(p: Any, threshold: Any) -> float:
     total = np.float64(0)

@@ -21,6 +21,7 @@ from engine.errors import BundleError, DeviceError
 _SPIN_US = "20"
 _GROW_AS_ASKED = 1
 _CPU = "CPUExecutionProvider"
+_QNN = "QNNExecutionProvider"
 _ERRORS = (
     ort_state.EPFail, ort_state.EngineError, ort_state.Fail, ort_state.InvalidArgument,
     ort_state.InvalidGraph, ort_state.InvalidProtobuf, ort_state.ModelLoaded, ort_state.NoModel,
@@ -90,6 +91,35 @@ class Session:
                 raise error
 
 
+class CallableSession:
+    """One graph that is called with arrays of whatever shapes this call has."""
+
+    def __init__(self, name: str, session: ort.InferenceSession) -> None:
+        self._name = name
+        session.disable_fallback()
+        self._session = session
+        self._outputs = [output.name for output in session.get_outputs()]
+
+    def run(self, **inputs: NDArray[np.float32] | NDArray[np.int32]) -> NDArray[np.float32]:
+        """The graph's only output, in memory of its own. Raises DeviceError."""
+        with _translated(DeviceError, f"{self._name} failed"):
+            (output,) = self._session.run(self._outputs, inputs)
+        result: NDArray[np.float32] = output
+        return result
+
+
+def open_callable(path: Path, num_threads: int) -> CallableSession:
+    """On the CPU provider. Raises BundleError when the graph or its weights cannot be loaded."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    options.enable_mem_pattern = False  # shapes vary from call to call
+    options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
+    with _translated(BundleError, f"{path} cannot be loaded"):
+        session = ort.InferenceSession(path, options, providers=[_CPU])
+    return CallableSession(path.name, session)
+
+
 def find_npu() -> tuple[bool, str]:
     """Whether a Hexagon NPU can be used, and a sentence that says why or why not."""
     try:
@@ -97,13 +127,13 @@ def find_npu() -> tuple[bool, str]:
     except ImportError:
         return False, "the package onnxruntime-qnn is not installed"
     try:
-        ort.register_execution_provider_library(
-            "QNNExecutionProvider", onnxruntime_qnn.get_library_path()
-        )
+        ort.register_execution_provider_library(_QNN, onnxruntime_qnn.get_library_path())
     except _ERRORS as error:
         return False, f"the QNN provider cannot be loaded: {str(error).splitlines()[0]}"
-    devices = [device for device in ort.get_ep_devices() if device.ep_name.startswith("QNN")]
-    npus = [device for device in devices if device.device.type == ort.OrtHardwareDeviceType.NPU]
-    if npus:
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == _QNN]
+    found = any(device.device.type == ort.OrtHardwareDeviceType.NPU for device in devices)
+    del devices
+    ort.unregister_execution_provider_library(_QNN)  # nothing uses it yet
+    if found:
         return True, "the QNN provider lists a Hexagon NPU"
     return False, "the QNN provider lists no Hexagon NPU on this machine"

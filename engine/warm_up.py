@@ -19,7 +19,8 @@ def warm_up(runner: ModelRunner, sampler: Sampler, config: ModelConfig) -> None:
     """A prefill of two tokens, a decode of one, and a draw. Leaves garbage in block 0 only."""
     runner.execute(_batch(num_tokens=2, context_len=2))
     logits = runner.execute(_batch(num_tokens=1, context_len=3))
-    sampler.sample(logits, [SampleRow(0, 3, _SAMPLED, [0, 0, 0], 3)])
+    all_allowed = np.full(-(-config.vocab_size // 32), -1, np.int32)
+    sampler.sample(logits, [SampleRow(0, 3, _SAMPLED, [0, 0, 0], 3, all_allowed)])
 
 
 def _batch(num_tokens: int, context_len: int) -> Batch:

@@ -1,8 +1,9 @@
 """What crosses the process boundary between server and engine. Frozen, plain values, picklable.
 
-Server → engine: `GenerationRequest`, `Abort`, `Shutdown`. Engine → server: `EngineLoading` while
-it loads, then `EngineReady` or `EngineFailed`, then one `StepResult` per step. All times are
-`time.time()` seconds, so that both processes read the same clock.
+Server → engine: `GenerationRequest` or `EmbedRequest`, `Abort`, `Shutdown`. Engine → server:
+`EngineLoading` while it loads, then `EngineReady` or `EngineFailed`, then one `StepResult` per step
+(of an embedding engine: one `EmbedStep` per batch). All times are `time.time()` seconds, so that
+both processes read the same clock.
 """
 
 from __future__ import annotations
@@ -56,8 +57,16 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """Texts to turn into vectors: the token ids of each, special tokens included."""
+
+    request_id: str
+    inputs: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
-    """Drop a sequence in whatever phase it is. Unknown ids are normal and ignored."""
+    """Drop a sequence, or an `EmbedRequest`, in whatever phase it is. Unknown ids are ignored."""
 
     request_id: str
 
@@ -71,7 +80,8 @@ class Shutdown:
 class StepOutput:
     """What one step brought for one sequence.
 
-    A stop token is the last of `new_token_ids` and is repeated in `stop_token_id`.
+    A stop token is the last of `new_token_ids` and is repeated in `stop_token_id`; a sequence
+    that stops because its grammar is complete has none.
     `logprobs` has an entry per new token if they were asked for. `prompt_logprobs` arrives once,
     with the first new token; its first entry is None (nothing predicts the first token).
     `num_cached_tokens` is how many prompt tokens the prefix cache held at admission.
@@ -118,8 +128,33 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """The vectors of some of a request's inputs, whose numbers are `indexes`, one after another.
+
+    `vectors` is [len(indexes), dimensions] of little-endian float32. `error` is a sentence for the
+    client; nothing more comes for this request then.
+    """
+
+    request_id: str
+    indexes: tuple[int, ...] = ()
+    vectors: bytes = b""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedStep:
+    """What one batch brought. `stats` counts texts as sequences."""
+
+    results: tuple[EmbedResult, ...]
+    stats: StepStats
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the server must know of a loaded engine. `device_reason` says why that device."""
+    """What the server must know of a loaded engine. `device_reason` says why that device.
+
+    An embedding engine has no KV cache: its numbers are 0 and `kv_format` is "none".
+    """
 
     max_model_len: int
     num_blocks: int
@@ -154,5 +189,5 @@ class EngineFailed:
     reason: str
 
 
-ToEngine = GenerationRequest | Abort | Shutdown
-FromEngine = EngineLoading | EngineReady | EngineFailed | StepResult
+ToEngine = GenerationRequest | EmbedRequest | Abort | Shutdown
+FromEngine = EngineLoading | EngineReady | EngineFailed | StepResult | EmbedStep

@@ -5,6 +5,7 @@ Reads sequences and results; changes nothing.
 
 from __future__ import annotations
 
+from engine.grammar import GrammarError
 from engine.logprobs import TokenLogprobs
 from engine.sampler import Sampled
 from scheduler.messages import FinishReason, StepOutput
@@ -21,6 +22,11 @@ def ended_output(sequence: Sequence, reason: FinishReason, error: str | None = N
         num_cached_tokens=sequence.num_cached_tokens,
         error=error,
     )
+
+
+def grammar_error(error: GrammarError) -> str:
+    """The sentence for a sequence whose grammar cannot go on."""
+    return f"the output could not be kept to its grammar: {error}"
 
 
 def refused_output(request_id: str, error: str) -> StepOutput:
@@ -40,11 +46,16 @@ def token_output(
         sequence.request_id,
         new_token_ids,
         reason,
-        new_token_ids[-1] if reason is FinishReason.STOP else None,
+        _stop_token(sequence, new_token_ids[-1]) if reason is FinishReason.STOP else None,
         _token_logprobs(new_tokens) if sequence.sampling.logprobs is not None else None,
         None if prompt_logprobs is None else (None, *prompt_logprobs),
         sequence.num_cached_tokens,
     )
+
+
+def _stop_token(sequence: Sequence, last_token_id: int) -> int | None:
+    """None if it was a grammar that stopped the sequence, behind a token that is text."""
+    return last_token_id if last_token_id in sequence.sampling.stop_token_ids else None
 
 
 def end_of(sequence: Sequence, new_token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:

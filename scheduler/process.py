@@ -22,6 +22,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
+from engine.grammar import GrammarSource
 from scheduler.loop import StepLoop
 from scheduler.messages import (
     EngineFailed,
@@ -82,6 +83,8 @@ class LoadedEngineLike(Protocol):
     @property
     def sampler(self) -> TokenSampler: ...
     @property
+    def grammars(self) -> GrammarSource: ...
+    @property
     def info(self) -> EngineFactsLike: ...
 
 
@@ -92,11 +95,16 @@ def engine_process_main(
     connection: Connection, load: EngineLoader, config: SchedulerConfig
 ) -> None:
     """The whole life of an engine process. `config`: see `run_engine`."""
+    prepare_process()
+    run_engine(connection, load, config, on_closed=end_process_after_grace)
+
+
+def prepare_process() -> None:
+    """What concerns an engine's process as a whole: whom it listens to, and its thread's name."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGBREAK"):  # Windows: Ctrl-Break, also sent to the whole group
         signal.signal(signal.SIGBREAK, signal.SIG_IGN)
     threading.current_thread().name = "engine-loop"
-    run_engine(connection, load, config, on_closed=_end_process_after_grace)
 
 
 def run_engine(
@@ -110,16 +118,22 @@ def run_engine(
     `max_model_len`, `num_blocks` and `block_size` of `config` are replaced by the engine's.
     `on_closed` is called in the receiver thread when no more messages can come.
     """
-    inbox: SimpleQueue[ToEngine] = SimpleQueue()
-    threading.Thread(
-        target=receive, args=(connection, inbox, on_closed), name="engine-receiver", daemon=True
-    ).start()
+    inbox = start_receiver(connection, on_closed)
     try:
         worker = _load_worker(connection, load, config)
         if worker is not None:
             StepLoop(worker, inbox, connection.send).run()
     except OSError as exc:
         logger.info("the server is gone, the engine ends: %s", exc)
+
+
+def start_receiver(connection: Connection, on_closed: Callable[[], None]) -> SimpleQueue[ToEngine]:
+    """The inbox, filled by a thread of its own from now on."""
+    inbox: SimpleQueue[ToEngine] = SimpleQueue()
+    threading.Thread(
+        target=receive, args=(connection, inbox, on_closed), name="engine-receiver", daemon=True
+    ).start()
+    return inbox
 
 
 def receive(
@@ -144,14 +158,15 @@ def _load_worker(
 ) -> ModelWorker | None:
     """None, and the reason sent, if the engine cannot be loaded. OSError: the server is gone."""
     try:
-        engine = load(_PhaseSender(connection))
+        engine = load(PhaseSender(connection))
         info, config = _settle(engine.info, config)
-        worker = ModelWorker(Scheduler(config), engine.runner, engine.sampler)
+        scheduler = Scheduler(config, grammars=engine.grammars)
+        worker = ModelWorker(scheduler, engine.runner, engine.sampler)
     except ServerGone:
         raise
     except Exception as exc:  # any reason not to start is reported, not only those foreseen
         logger.exception("the engine could not be loaded")
-        connection.send(EngineFailed(_one_line(exc)))
+        connection.send(EngineFailed(one_line(exc)))
         return None
     connection.send(EngineReady(info))
     return worker
@@ -161,7 +176,9 @@ class ServerGone(OSError):
     """Nobody listens any more; not to be mistaken for an OSError of loading a file."""
 
 
-class _PhaseSender:
+class PhaseSender:
+    """Reports the phases of loading. Raises ServerGone."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
@@ -196,12 +213,12 @@ def _settle(facts: EngineFactsLike, config: SchedulerConfig) -> tuple[EngineInfo
     return info, config
 
 
-def _one_line(exc: Exception) -> str:
+def one_line(exc: Exception) -> str:
     text = " ".join(str(exc).split())
     return text or type(exc).__name__
 
 
-def _end_process_after_grace() -> None:
+def end_process_after_grace() -> None:
     """Called in a daemon thread: does nothing if the process ends by itself in time."""
     time.sleep(GRACE_S)
     logger.error("the engine did not end within %.0f s, ending it", GRACE_S)

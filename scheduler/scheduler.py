@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 
+from engine.grammar import GrammarError, GrammarSource, NoGrammars
 from engine.logprobs import TokenLogprobs
 from engine.sampler import Sampled
 from scheduler import output
@@ -28,15 +29,24 @@ RUNNING = Status.RUNNING
 
 
 class Scheduler:
-    """`clock` gives `time.time()` seconds, like the times in the requests."""
+    """`clock` gives `time.time()` seconds, like the times in the requests.
 
-    def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.time) -> None:
+    `grammars` makes the grammar of each sequence from the text in its request.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        clock: Callable[[], float] = time.time,
+        grammars: GrammarSource | None = None,
+    ) -> None:
         """Raises ValueError if the numbers of `config` contradict each other."""
         check_config(config)
         self.config = config
         self.totals = Totals()
         self.kv = KVManager(config.num_blocks, config.block_size, config.enable_prefix_caching)
         self._clock = clock
+        self._grammars: GrammarSource = grammars or NoGrammars()
         self._ranking = Ranking(config)
         self._by_id: dict[str, Sequence] = {}
         self._ended: list[StepOutput] = []  # ended outside a step, to be reported with the next
@@ -57,11 +67,16 @@ class Scheduler:
         return bool(self._by_id or self._ended)
 
     def add(self, request: GenerationRequest) -> None:
-        """Queue a request. Raises ValueError, with the numbers, if it can never run."""
+        """Queue a request. Raises ValueError, with the numbers, if it can never run.
+
+        A GrammarError is one: the request's grammar cannot be used.
+        """
         if request.request_id in self._by_id:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         now_s = self._clock()
-        sequence = Sequence(request, self._num_added, now_s, self.config.max_model_len)
+        grammar = self._grammars.create(request.grammar)
+        length = self.config.max_model_len
+        sequence = Sequence(request, self._num_added, now_s, length, grammar)
         self._refuse_impossible(sequence)
         self._num_added += 1
         self._by_id[request.request_id] = sequence
@@ -190,7 +205,11 @@ class Scheduler:
             new_tokens = verify(sequence.draft_token_ids, sampled)
             sequence.draft_token_ids = []
         new_ids = tuple(token.token_id for token in new_tokens if token.token_id is not None)
-        num_new, reason = output.end_of(sequence, new_ids)
+        try:
+            num_new, reason = self._follow(sequence, new_ids)
+        except GrammarError as exc:
+            self._release(sequence, FinishReason.ERROR)
+            return output.ended_output(sequence, FinishReason.ERROR, output.grammar_error(exc))
         if num_new < len(new_ids):
             new_tokens, new_ids = new_tokens[:num_new], new_ids[:num_new]
         sequence.token_ids += new_ids
@@ -203,6 +222,20 @@ class Scheduler:
         if reason is not None:
             self._release(sequence, reason)
         return news
+
+    def _follow(
+        self, sequence: Sequence, new_ids: tuple[int, ...]
+    ) -> tuple[int, FinishReason | None]:
+        """Move the grammar; how many of the tokens count, and whether the last of them is the end.
+
+        An output that its grammar terminates is complete, whatever else ends there. Raises
+        GrammarError.
+        """
+        num_new, reason = output.end_of(sequence, new_ids)
+        num_accepted = sequence.grammar.accept(new_ids[:num_new])
+        if sequence.grammar.is_terminated:
+            return num_accepted, FinishReason.STOP
+        return num_new, reason
 
     def _commit_chunk(self, sequence: Sequence, num_tokens: int) -> StepOutput | None:
         """A part of a prompt; or its end, if no token was wanted."""

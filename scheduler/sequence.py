@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from engine.grammar import UNCONSTRAINED, Grammar, GrammarError
 from engine.logprobs import TokenLogprobs
 from scheduler.messages import FinishReason, GenerationRequest
 
@@ -51,6 +52,7 @@ class Sequence:
     `block_hashes`: digests of the full blocks, extended when needed, valid for life.
     `waiting_since_s`: when it last became unserved; None while it gets its share.
     `prompt_logprobs`: collected so far; None if not asked for, or already sent.
+    `grammar`: what its output has to match; it is always just behind the newest token.
     """
 
     __slots__ = (
@@ -58,6 +60,7 @@ class Sequence:
         "block_hashes",
         "block_table",
         "draft_token_ids",
+        "grammar",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -77,8 +80,14 @@ class Sequence:
     )
 
     def __init__(
-        self, request: GenerationRequest, number: int, now_s: float, max_model_len: int
+        self,
+        request: GenerationRequest,
+        number: int,
+        now_s: float,
+        max_model_len: int,
+        grammar: Grammar = UNCONSTRAINED,
     ) -> None:
+        """Raises GrammarError if `grammar` does not allow what was generated already."""
         self.request = request
         self.sampling = request.sampling
         self.number = number
@@ -103,6 +112,9 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs] | None = (
             None if request.prompt_logprobs is None else []
         )
+        self.grammar = grammar
+        if grammar.accept(request.resumed_token_ids) < len(request.resumed_token_ids):
+            raise GrammarError("what was generated already goes beyond the end of its grammar")
 
     @property
     def request_id(self) -> str:

@@ -14,11 +14,12 @@ import logging
 from typing import Protocol
 
 from engine.batch import Batch, Float32Array
+from engine.grammar import GrammarError
 from engine.logprobs import TokenLogprobs
 from engine.sampler import Sampled, SampleRow
 from scheduler.batch_builder import BatchBuilder
 from scheduler.messages import GenerationRequest, StepOutput, StepResult
-from scheduler.output import refused_output
+from scheduler.output import grammar_error, refused_output
 from scheduler.plan import Plan, StepResults
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import Sequence
@@ -51,7 +52,10 @@ class TokenSampler(Protocol):
 
 class Proposer(Protocol):
     def propose(self, sequences: list[Sequence]) -> None:
-        """Set `draft_token_ids` of these sequences, each of which is about to decode one token."""
+        """Set `draft_token_ids` of these sequences, each of which is about to decode one token.
+
+        Drafts that a sequence's grammar does not allow are dropped afterwards.
+        """
         ...
 
 
@@ -104,9 +108,12 @@ class ModelWorker:
         return self._result(plan, outputs)
 
     def _propose(self, plan: Plan) -> None:
-        self._proposer.propose(
-            [s for s in plan.sequences if not s.is_finished and s.num_pending_tokens == 1]
-        )
+        decoding = [s for s in plan.sequences if not s.is_finished and s.num_pending_tokens == 1]
+        self._proposer.propose(decoding)
+        for sequence in decoding:
+            if sequence.draft_token_ids:
+                num_allowed = sequence.grammar.num_allowed(sequence.draft_token_ids)
+                del sequence.draft_token_ids[num_allowed:]
 
     def _run_until_settled(self, plan: Plan) -> StepResults:
         for attempt in ("", " again"):
@@ -162,13 +169,17 @@ class ModelWorker:
             row += num_prompt
             num_sample = plan.num_sample_rows[index]
             if num_sample:
-                add_sample_rows(rows, sequence, row, num_sample)
+                try:
+                    add_sample_rows(rows, sequence, row, num_sample)
+                except GrammarError as exc:
+                    results.errors[index] = grammar_error(exc)
             row += num_sample
         sampled = self._sampler.sample(logits, rows) if rows else []
         at = 0
-        for num_sample in plan.num_sample_rows:
-            results.sampled.append(sampled[at : at + num_sample])
-            at += num_sample
+        for index, num_sample in enumerate(plan.num_sample_rows):
+            num_sampled = 0 if index in results.errors else num_sample
+            results.sampled.append(sampled[at : at + num_sampled])
+            at += num_sampled
         return results
 
     def _score_prompt(
@@ -202,10 +213,18 @@ class ModelWorker:
 def add_sample_rows(
     rows: list[SampleRow], sequence: Sequence, first_row: int, num_rows: int
 ) -> None:
-    """One row for the next token, and one behind each draft, as if the draft had come true."""
+    """One row for the next token, and one behind each draft, as if the draft had come true.
+
+    Raises GrammarError, and then adds none.
+    """
     tokens, num_prompt = sequence.token_ids, sequence.num_prompt_tokens
     params, position = sequence.sampling, len(sequence.token_ids)
-    rows.append(SampleRow(first_row, position, params, tokens, num_prompt))
+    drafts = sequence.draft_token_ids[: num_rows - 1]
+    masks = sequence.grammar.masks(drafts)
+    rows.append(SampleRow(first_row, position, params, tokens, num_prompt, masks[0]))
     for index in range(1, num_rows):
-        assumed = tokens + sequence.draft_token_ids[:index]
-        rows.append(SampleRow(first_row + index, position + index, params, assumed, num_prompt))
+        assumed = tokens + drafts[:index]
+        row = SampleRow(
+            first_row + index, position + index, params, assumed, num_prompt, masks[index]
+        )
+        rows.append(row)

@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from server.app_state import AppState
+from server.background import BackgroundRuns
 from server.disconnect import ClientDisconnected
 from server.errors import ApiError, InvalidRequest
 from server.http_settings import HttpSettings
@@ -29,7 +30,8 @@ from server.middleware import (
     RequestIdMiddleware,
     error_response,
 )
-from server.routes import chat, completions, models, ops, tokenize
+from server.response_store import ResponseStore
+from server.routes import chat, completions, embeddings, models, ops, rerank, responses, tokenize
 from server.served_model import ModelRegistry
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -48,8 +50,14 @@ def create_app(
     """The application. `metrics` is shared with whoever observes the engines' steps."""
     settings = settings or HttpSettings()
     app = FastAPI(title="hexlm", lifespan=lifespan, middleware=_middleware(settings))
-    app.state.hexlm = AppState(models_, settings, metrics or Metrics())
-    for routes in (chat, completions, models, tokenize, ops):
+    app.state.hexlm = AppState(
+        models_,
+        settings,
+        metrics or Metrics(),
+        ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes),
+        BackgroundRuns(settings.max_background_responses),
+    )
+    for routes in (chat, completions, responses, embeddings, rerank, models, tokenize, ops):
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -71,7 +79,7 @@ def _middleware(settings: HttpSettings) -> list[Middleware]:
         *([cors] if settings.cors_origins else []),
         Middleware(ErrorMiddleware),
         Middleware(HostMiddleware, hosts=settings.trusted_hosts, origins=settings.cors_origins),
-        Middleware(ApiKeyMiddleware, keys=settings.api_keys),
+        Middleware(ApiKeyMiddleware, keys=settings.all_keys),
     ]
 
 

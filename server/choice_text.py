@@ -24,6 +24,8 @@ class TextOptions:
     """`min_tokens`: stop strings are not looked for in the text of the first so many tokens.
 
     `keeps_every_logprob`: also tokens that are not text have their entry.
+    `markers`: control tokens that are text even with `skip_special_tokens`, since parsers read
+    them (`[TOOL_CALLS]`).
     """
 
     stop: tuple[str, ...] = ()
@@ -32,6 +34,7 @@ class TextOptions:
     strips_leading_space: bool = False
     min_tokens: int = 0
     keeps_every_logprob: bool = False
+    markers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class ChoiceText:
             tokenizer,
             skip_special_tokens=options.skip_special_tokens,
             strips_leading_space=options.strips_leading_space,
+            markers=options.markers,
         )
         self._matcher = StopMatcher(
             options.stop, include_in_output=options.include_stop_str_in_output

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from scheduler.messages import Priority
+from server.api_keys import ApiKey
 from server.settings import (
     auto_or,
     boolean,
@@ -45,6 +47,9 @@ class ServerSettings:
     max_body_bytes: int = setting(8 * 1024**2, size_bytes)
     keep_alive_interval_s: float = setting(10.0, seconds(0.05))
     drain_timeout_s: float = setting(30.0, seconds())
+    max_stored_responses: int = setting(1_000, integer(0))
+    stored_responses_memory: int = setting(64 * 1024**2, size_bytes)
+    max_background_responses: int = setting(32, integer(0))
     log_level: str = setting("info", one_of("debug", "info", "warning", "error"))
 
 
@@ -88,18 +93,53 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingSettings:
+    """The table `[embedding]`: how texts of embedding models are put into batches."""
+
+    batch_window_s: float = setting(0.005, seconds())
+    max_batch_texts: int = setting(32, integer(1, 4096))
+    max_batch_tokens: int = setting(1024, integer(1))
+    max_length_difference: int = setting(32, integer(0))
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeySettings:
+    """One table of `[[api_keys]]`: a key with a name for people, its priority and its limits.
+
+    `priority` None: as each request asks. Limits of 0 are none.
+    """
+
+    name: str = setting("", text)
+    key: str = setting("", text)
+    key_file: str = setting("", text)
+    priority: str | None = setting(None, one_of("high", "normal", "low"))
+    requests_per_minute: int = setting(0, integer(0))
+    tokens_per_minute: int = setting(0, integer(0))
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     server: ServerSettings = field(default_factory=ServerSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    api_keys: tuple[ApiKeySettings, ...] = field(default=(), repr=False)
 
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.server.api_keys or self.server.api_key_file or self.api_keys)
+
+
+_SECRETS = ("api_keys", "key")
+"""Not repeated in errors, which end up in logs."""
 
 _TABLES: dict[str, type[Any]] = {
     "server": ServerSettings,
     "models": ModelSettings,
     "engine": EngineSettings,
     "scheduler": SchedulerSettings,
+    "embedding": EmbeddingSettings,
 }
 
 
@@ -112,13 +152,16 @@ def load_config(path: Path | None = None, flags: Mapping[str, Any] | None = None
         ConfigError: the file cannot be read, or a key or value is wrong.
     """
     document = _read_file(path) if path is not None else {}
+    keys = _checked_keys(document.pop("api_keys", []), str(path))
     tables = _checked_tables(document, str(path))
     for key, value in (flags or {}).items():
         if value is not None:
             table = table_of(key)
             flag = "--" + key.replace("_", "-")
             tables[table][key] = _read_value(_TABLES[table], key, value, flag)
-    config = ServerConfig(**{name: kind(**tables[name]) for name, kind in _TABLES.items()})
+    config = ServerConfig(
+        **{name: kind(**tables[name]) for name, kind in _TABLES.items()}, api_keys=keys
+    )
     _check_together(config.scheduler)
     return config
 
@@ -156,12 +199,38 @@ def _checked_tables(document: Mapping[str, Any], source: str) -> dict[str, dict[
     return tables
 
 
+def _checked_keys(entries: Any, source: str) -> tuple[ApiKeySettings, ...]:
+    if not isinstance(entries, list) or not all(isinstance(e, Mapping) for e in entries):
+        raise ConfigError(f"api_keys in {source} must be tables: write [[api_keys]]")
+    keys = tuple(_checked_key(entry, f"api_keys[{i}]", source) for i, entry in enumerate(entries))
+    for i, key in enumerate(keys):
+        if not key.name or key.name in {other.name for other in keys[:i]}:
+            raise ConfigError(f"api_keys[{i}].name in {source} must be a name of its own")
+        if bool(key.key) == bool(key.key_file):
+            raise ConfigError(f"api_keys[{i}] in {source} needs either key or key_file")
+    return keys
+
+
+def _checked_key(entry: Mapping[str, Any], where: str, source: str) -> ApiKeySettings:
+    for name in entry:
+        if name not in _names(ApiKeySettings):
+            known = ", ".join(f.name for f in fields(ApiKeySettings))
+            raise ConfigError(f"unknown key {name!r} of {where} in {source}; known are {known}")
+    return ApiKeySettings(
+        **{
+            name: _read_value(ApiKeySettings, name, value, f"{where}.{name} in {source}")
+            for name, value in entry.items()
+        }
+    )
+
+
 def _read_value(table: type[Any], key: str, value: Any, where: str) -> Any:
     kind = next(f.metadata["kind"] for f in fields(table) if f.name == key)
     try:
         return kind(value)
     except ValueError as error:
-        raise ConfigError(f"{where} must be {error}; it is {value!r}") from None
+        shown = "" if key in _SECRETS else f"; it is {value!r}"
+        raise ConfigError(f"{where} must be {error}{shown}") from None
 
 
 def _check_together(scheduler: SchedulerSettings) -> None:
@@ -197,12 +266,49 @@ def read_api_keys(settings: ServerSettings) -> tuple[str, ...]:
     """
     if not settings.api_key_file:
         return settings.api_keys
-    path = Path(settings.api_key_file).expanduser()
+    return settings.api_keys + _keys_in(settings.api_key_file, "server.api_key_file")
+
+
+def read_key_policies(config: ServerConfig) -> tuple[ApiKey, ...]:
+    """The keys of `[[api_keys]]` with what they may do.
+
+    Raises:
+        ConfigError: a key's file cannot be read or does not hold exactly one key, or a key is
+            empty or given twice.
+    """
+    policies = tuple(_policy(settings) for settings in config.api_keys)
+    secrets = [policy.secret for policy in policies] + list(read_api_keys(config.server))
+    for policy in policies:
+        if secrets.count(policy.secret) > 1:
+            raise ConfigError(f"api_keys: the key of {policy.name!r} is given twice")
+    return policies
+
+
+def _policy(settings: ApiKeySettings) -> ApiKey:
+    where = f"api_keys: key_file of {settings.name!r}"
+    found = _keys_in(settings.key_file, where) if settings.key_file else (settings.key,)
+    if len(found) > 1:
+        raise ConfigError(f"{where} holds {len(found)} keys; it must hold one")
+    try:
+        return ApiKey(
+            found[0],
+            settings.name,
+            Priority[settings.priority.upper()] if settings.priority else None,
+            settings.requests_per_minute or None,
+            settings.tokens_per_minute or None,
+        )
+    except ValueError as error:
+        raise ConfigError(f"api_keys: {settings.name!r}: {error}") from error
+
+
+def _keys_in(file: str, where: str) -> tuple[str, ...]:
+    """The keys in a file, one a line."""
+    path = Path(file).expanduser()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"server.api_key_file {path} cannot be read: {error}") from error
+        raise ConfigError(f"{where} {path} cannot be read: {error}") from error
     keys = tuple(line.strip() for line in lines if line.strip() and line.strip()[0] != "#")
     if not keys:
-        raise ConfigError(f"server.api_key_file {path} holds no key; write one a line")
-    return settings.api_keys + keys
+        raise ConfigError(f"{where} {path} holds no key; write one a line")
+    return keys

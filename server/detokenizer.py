@@ -8,6 +8,7 @@ once. Knows nothing of stop strings or requests.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 
 from server.tokenizer import Tokenizer
 
@@ -23,10 +24,16 @@ class Detokenizer:
         *,
         skip_special_tokens: bool = True,
         strips_leading_space: bool = False,
+        markers: Collection[str] = (),
     ) -> None:
-        """`strips_leading_space`: drop the one space that SentencePiece puts before a text."""
+        """`strips_leading_space`: drop the one space that SentencePiece puts before a text.
+
+        `markers`: control tokens that are shown although the others are skipped.
+        """
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        if markers:
+            self._skipped -= {tokenizer.control_tokens.get(marker, -1) for marker in markers}
         self._strips_next_space = strips_leading_space
         self._decoder = _Utf8Decoder("replace")
 

@@ -8,7 +8,6 @@ Does not know text, HTTP or what runs inside the engine.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 
 from scheduler.messages import (
     Abort,
-    EngineInfo,
     GenerationRequest,
     StepOutput,
     StepResult,
@@ -24,17 +22,13 @@ from scheduler.messages import (
 )
 from server.engine_process import EngineLauncher
 from server.engine_state import EngineState
-from server.errors import EngineUnavailable, QueueFull
+from server.errors import QueueFull
 from server.finish_rate import FinishRate
 from server.live_request import LiveRequest, OutputStream
+from server.supervised_engine import SupervisedEngine
 from server.supervisor import EngineSupervisor, SupervisionPolicy
 
 logger = logging.getLogger(__name__)
-
-_LOADING_RETRY_S = 5.0
-_FAILED_RETRY_S = 60.0
-_STOP_GRACE_S = 0.7
-"""Twice this (asked, then killed) has to fit into the two seconds that follow a drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,7 @@ class ClientPolicy:
     supervision: SupervisionPolicy = field(default_factory=SupervisionPolicy)
 
 
-class EngineClient:
+class EngineClient(SupervisedEngine):
     """One model's engine. Create it and use it in the event loop's thread; `start` it once."""
 
     def __init__(
@@ -57,48 +51,15 @@ class EngineClient:
         policy: ClientPolicy,
         on_stats: Callable[[StepStats], None] = lambda stats: None,
     ) -> None:
-        self.name = name
+        super().__init__(name, EngineSupervisor(name, launcher, policy.supervision, self))
         self._policy = policy
         self._on_stats = on_stats
         self._live: dict[str, LiveRequest] = {}
         self._rate = FinishRate()
-        self._stats = StepStats()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._supervisor = EngineSupervisor(name, launcher, policy.supervision, self)
-
-    @property
-    def info(self) -> EngineInfo | None:
-        """None until the engine was ready for the first time."""
-        return self._supervisor.info
-
-    @property
-    def state(self) -> EngineState:
-        return self._supervisor.state
-
-    @property
-    def state_detail(self) -> str:
-        return self._supervisor.detail
-
-    @property
-    def stats(self) -> StepStats:
-        return self._stats
-
-    @property
-    def pid(self) -> int | None:
-        """Of the engine process; None while there is none."""
-        return self._supervisor.pid
 
     @property
     def num_unfinished(self) -> int:
         return len(self._live)
-
-    def start(self) -> None:
-        self._supervisor.start()
-
-    async def wait_settled(self) -> None:
-        """Wait until the first load has ended, well or badly; then look at `state`."""
-        await self._supervisor.wait_settled()
 
     def generate(self, request: GenerationRequest) -> OutputStream:
         """Submit a sequence and return its outputs, the last one with a finish reason.
@@ -118,27 +79,8 @@ class EngineClient:
         self._supervisor.send(request)
         return OutputStream(live, self._abandon)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and give the live ones `timeout_s`; then end them with an error."""
-        self._supervisor.begin_drain()
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except TimeoutError:
-            logger.warning("%d requests of %s did not finish in time", len(self._live), self.name)
-            self._fail_all("The server is shutting down; the answer is incomplete.")
-
-    async def stop(self) -> None:
-        """End the engine process; all of its memory goes back. Idempotent, bounded in time."""
-        self._fail_all("The model was unloaded; the answer is incomplete.")
-        await self._supervisor.stop(_STOP_GRACE_S)
-
-    def kill(self) -> None:
-        """For a second signal: end the engine process at once."""
-        self._supervisor.kill()
-
     def _admit(self) -> None:
-        if self.state is not EngineState.READY:
-            raise EngineUnavailable(self._unavailable_sentence(), self._unavailable_retry_s())
+        self._refuse_unless_ready()
         limit = self._policy.max_num_seqs + self._policy.max_queue
         if (unfinished := len(self._live)) >= limit:
             retry_s = self._rate.retry_after_s(unfinished - limit + 1, time.monotonic())
@@ -148,15 +90,6 @@ class EngineClient:
                 f"Retry in {retry_s:.0f} s.",
                 retry_s,
             )
-
-    def _unavailable_sentence(self) -> str:
-        detail = f": {self.state_detail}" if self.state_detail else ""
-        return f"The model {self.name} is {self.state}{detail}."
-
-    def _unavailable_retry_s(self) -> float:
-        if self.state is EngineState.FAILED:
-            return _FAILED_RETRY_S
-        return self._supervisor.load_s or _LOADING_RETRY_S
 
     def _abandon(self, live: LiveRequest) -> None:
         """The consumer left. Outputs that are still on their way find no id and are dropped."""

@@ -3,11 +3,14 @@
 ApiError
 ├── InvalidRequest         400  the caller's fault; `param` names the field
 │   ├── ContextExceeded    400  the prompt does not fit; code `context_length_exceeded`
+│   ├── WrongModelKind     400  text from an embedding model, or the other way round
 │   └── BodyTooLarge       413  the body is over the limit
 ├── InvalidApiKey          401  no key, or a wrong one
 ├── HostNotAllowed         403  a Host header that is not ours (DNS rebinding)
 ├── UnknownModel           404  lists what is served
+├── ResponseNotFound       404  no stored response of that id belongs to the caller
 ├── QueueFull              429  with Retry-After
+├── RateLimited            429  an API key's own limit; with Retry-After and x-ratelimit-…
 ├── EngineUnavailable      503  loading, dead or draining; with Retry-After
 ├── DeadlineExceeded       504  the request's own time limit passed
 └── GenerationFailed       500  ours: the engine failed this sequence
@@ -18,7 +21,7 @@ Everything else that escapes a handler is answered as a bare 500 without its tex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class ApiError(Exception):
@@ -72,6 +75,13 @@ class ContextExceeded(InvalidRequest):
         )
 
 
+class WrongModelKind(InvalidRequest):
+    code = "model_not_supported"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model")
+
+
 class BodyTooLarge(InvalidRequest):
     status = 413
     code = "request_too_large"
@@ -106,6 +116,15 @@ class UnknownModel(ApiError):
         )
 
 
+class ResponseNotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id '{response_id[:80]}' not found.", param="response_id")
+
+
 class _Capacity(ApiError):
     """Overload or absence; `retry_after_s` becomes a whole number of seconds, at least 1."""
 
@@ -124,6 +143,20 @@ class QueueFull(_Capacity):
     code = "queue_full"
 
 
+class RateLimited(_Capacity):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: float, limits: Mapping[str, str]) -> None:
+        super().__init__(message, retry_after_s)
+        self._limits = limits
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, **self._limits}
+
+
 class EngineUnavailable(_Capacity):
     status = 503
     type = "server_error"
@@ -134,6 +167,11 @@ class DeadlineExceeded(ApiError):
     status = 504
     type = "timeout_error"
     code = "deadline_exceeded"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # SDKs repeat a 504 by themselves; the caller who set the limit wants to know instead.
+        return {"x-should-retry": "false"}
 
 
 class GenerationFailed(ApiError):

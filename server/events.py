@@ -32,8 +32,52 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """New text of a choice's thought, which comes before its content."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """Call number `call` of a choice begins: of the function `name`. Calls come one by one."""
+
+    index: int
+    call: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """A piece of the JSON text of a call's arguments."""
+
+    index: int
+    call: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The ids of a choice's prompt. Comes first, and only if ids were asked for."""
+
+    index: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Ids that the engine generated, end tokens included; only if they were asked for. They come
+    as they are made: the text that they make may follow later, or not at all."""
+
+    index: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """`reason` is a word of the wire: "stop" or "length"."""
+    """`reason` is a word of the wire: "stop", "length" or "tool_calls"; "length" wins."""
 
     index: int
     reason: str
@@ -41,11 +85,24 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of the whole request: every prompt once, every choice's tokens, in tokens."""
+    """Of the whole request: every prompt once, every choice's tokens, in tokens.
+
+    `reasoning_tokens` are those of `completion_tokens` that were thought."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
-Event = PromptScored | TextDelta | Finished | Usage
+Event = (
+    PromptTokens
+    | TokenIds
+    | PromptScored
+    | ReasoningDelta
+    | TextDelta
+    | ToolCallStart
+    | ToolCallArguments
+    | Finished
+    | Usage
+)

@@ -20,16 +20,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.messages import FinishReason, GenerationRequest, StepOutput
 from server.choice_text import ChoiceText, TextOptions
 from server.errors import ApiError, DeadlineExceeded, GenerationFailed
-from server.events import Event, Finished, PromptScored, TextDelta, Usage
+from server.events import Event, Finished, PromptScored, PromptTokens, TokenIds, Usage
 from server.metrics import Metrics
+from server.output_parser import OutputOptions, OutputParser, merged, new_output_parser
 from server.served_model import ServedModel
 from server.step_merge import MergedStep, StepMerger, close_stream
+from server.thinking_budget import BudgetedStream, ThinkingBudget
 
 logger = logging.getLogger(__name__)
 
@@ -53,31 +55,54 @@ class ChoiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """All choices of one HTTP request, in index order. `arrival_s` is `time.monotonic()`."""
+    """All choices of one HTTP request, in index order. `arrival_s` is `time.monotonic()`.
+
+    `returned_prompts`: every prompt's ids, to be told with the ids that are generated; None if
+    nobody asked for ids.
+    """
 
     choices: tuple[ChoiceSpec, ...]
     text: TextOptions = field(default_factory=TextOptions)
     arrival_s: float = field(default_factory=time.monotonic)
+    returned_prompts: tuple[tuple[int, ...], ...] | None = None
+    output: OutputOptions = field(default_factory=OutputOptions)
+    thinking_budget: ThinkingBudget | None = None
 
 
 @dataclass(slots=True)
 class _Choice:
     spec: ChoiceSpec
     text: ChoiceText
+    output: OutputParser
     last_output_s: float | None = None
     cached_tokens: int | None = None
     finished: bool = False
 
 
 class Generation:
-    """One use: `submit`, then iterate `batches`, then `aclose`. Belongs to the event loop."""
+    """One use: `submit`, then iterate `batches`, then `aclose`. Belongs to the event loop.
 
-    def __init__(self, model: ServedModel, spec: GenerationSpec, metrics: Metrics) -> None:
+    `charge` is told of the tokens used: the prompt's when they were submitted, the answer's at the
+    end, however it ended.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        spec: GenerationSpec,
+        metrics: Metrics,
+        charge: Callable[[int], None] | None = None,
+    ) -> None:
+        self._charge = charge
         self._model = model
         self._spec = spec
         self._metrics = metrics
         self._choices = {
-            choice.index: _Choice(choice, ChoiceText(model.tokenizer, spec.text))
+            choice.index: _Choice(
+                choice,
+                ChoiceText(model.tokenizer, spec.text),
+                new_output_parser(choice.index, spec.output),
+            )
             for choice in spec.choices
         }
         self._merger = StepMerger({}, self._observe)
@@ -92,7 +117,7 @@ class Generation:
         try:
             for choice in self._spec.choices:
                 if choice.request is not None:
-                    streams[choice.index] = self._model.engine.generate(choice.request)
+                    streams[choice.index] = self._open(choice.request)
         except BaseException:
             for stream in streams.values():
                 await close_stream(stream)
@@ -100,9 +125,19 @@ class Generation:
         self._merger = StepMerger(streams, self._observe)
         self._merger.start()
         self._start_timer()
+        if self._charge is not None:
+            self._charge(self._usage().prompt_tokens)
+
+    def _open(self, request: GenerationRequest) -> AsyncIterator[StepOutput]:
+        generate, budget = self._model.engine.generate, self._spec.thinking_budget
+        if budget is None:
+            return generate(request)
+        return BudgetedStream(generate, request, budget, self._model.tokenizer)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         """Events in order, the Usage last. Raises an ApiError if the generation fails."""
+        if self._spec.returned_prompts is not None:
+            yield self._prompt_tokens(self._spec.returned_prompts)
         empty = self._finish_empty_choices()
         if empty:
             yield empty
@@ -124,6 +159,9 @@ class Generation:
         """Drop what still runs. Safe at any time and more than once."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._charge is not None:
+            charge, self._charge = self._charge, None
+            charge(self._usage().completion_tokens)
         for choice in self._choices.values():
             if not choice.finished and choice.spec.request is not None:
                 self._end(choice, FinishReason.ABORT)
@@ -154,7 +192,8 @@ class Generation:
             return None
         self._end(choice, reason)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            batch.append(Finished(index, reason.value))
+            is_call = reason is FinishReason.STOP and choice.output.has_calls
+            batch.append(Finished(index, "tool_calls" if is_call else reason.value))
             await self._merger.close(index)
             return None
         return _failure(reason, step.error)
@@ -167,13 +206,22 @@ class Generation:
             if step.finish_reason is FinishReason.STOP:
                 return FinishReason.LENGTH
             return step.finish_reason
-        text, logprobs = choice.text.push(step.token_ids, step.logprobs, step.stop_token_id)
+        num_before = choice.text.num_tokens
+        events = _push_tokens(choice, step)
+        if self._spec.returned_prompts is not None:
+            ids = step.token_ids[: choice.text.num_tokens - num_before]
+            batch.append(TokenIds(choice.spec.index, tuple(ids)))
         if choice.text.stopped or step.finish_reason is not None:
-            rest, rest_logprobs = choice.text.finish()
-            text, logprobs = text + rest, logprobs + rest_logprobs
-        if text or logprobs:
-            batch.append(TextDelta(choice.spec.index, text, logprobs))
+            rest, logprobs = choice.text.finish()
+            events += choice.output.push(rest, logprobs, 0) + choice.output.finish()
+        batch += merged(events)
         return FinishReason.STOP if choice.text.stopped else step.finish_reason
+
+    def _prompt_tokens(self, prompts: Sequence[tuple[int, ...]]) -> list[Event]:
+        return [
+            PromptTokens(choice.index, prompts[choice.prompt_index])
+            for choice in self._spec.choices
+        ]
 
     def _finish_empty_choices(self) -> list[Event]:
         events: list[Event] = []
@@ -199,6 +247,7 @@ class Generation:
             prompt_tokens=sum(tokens for tokens, _ in prompts.values()),
             completion_tokens=sum(choice.text.num_tokens for choice in self._choices.values()),
             cached_tokens=sum(cached for _, cached in prompts.values()),
+            reasoning_tokens=sum(c.output.num_reasoning_tokens for c in self._choices.values()),
         )
 
     def _observe(self, index: int, output: StepOutput) -> None:
@@ -220,6 +269,23 @@ class Generation:
         delay_s = max(0.0, min(times_s) - time.time()) + _DEADLINE_GRACE_S
         failure = _failure(FinishReason.DEADLINE, None)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._merger.fail, failure)
+
+
+def _push_tokens(choice: _Choice, step: MergedStep) -> list[Event]:
+    """What the tokens of `step` show, up to the end of a stop string."""
+    events: list[Event] = []
+    num_tokens = len(step.token_ids)
+    size = 1 if choice.output.by_token else max(1, num_tokens)
+    for start in range(0, num_tokens, size):
+        end = start + size
+        token_ids = step.token_ids[start:end]
+        logprobs = step.logprobs[start:end] if step.logprobs else None
+        stop_token_id = step.stop_token_id if end >= num_tokens else None
+        text, entries = choice.text.push(token_ids, logprobs, stop_token_id)
+        events += choice.output.push(text, entries, len(token_ids))
+        if choice.text.stopped:
+            break
+    return events
 
 
 def _failure(reason: FinishReason, error: str | None) -> ApiError:

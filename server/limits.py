@@ -38,6 +38,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 PRIORITY_RANGE = 1_000
 
+MAX_TIMEOUT_S = 86_400
+"""Of one request; a day."""
+
 MIN_SEED = -(2**63)
 MAX_SEED = 2**63 - 1
 
@@ -46,5 +49,22 @@ CHAT_MIN_MAX_TOKENS = 1
 
 MAX_IDENTIFIER_CHARS = 512
 """`model`, `user`, `cache_salt`, ids in messages."""
+
+MAX_EMBEDDING_INPUTS = 2_048
+"""Texts of one embeddings request, as at OpenAI; also documents of one rerank request."""
+
+MAX_EMBEDDING_TOKENS = 2**20
+"""Tokens of all texts of one request."""
+
+MAX_QUEUED_EMBEDDING_TOKENS = 2**21
+"""Tokens of all unfinished requests of one embedding model; beyond that, 429."""
+
+MAX_GRAMMAR_CHARS = 131_072
+"""JSON Schema, Lark, GBNF or regex text; all choices together."""
+
+MAX_OBJECT_PROPERTIES = 500
+MAX_SCHEMA_PROPERTIES = 5_000
+MAX_MULTIPLE_OF = 10_000
+"""`multipleOf` without its decimal point and its trailing zeros."""
 
 MAX_ERROR_MESSAGE_CHARS = 2_000

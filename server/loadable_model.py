@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +18,10 @@ from server.engine_entry import EngineSpec, run_engine
 from server.engine_process import EngineLauncher, SpawnLauncher
 from server.machine import detect_kv_memory, detect_threads, format_bytes
 from server.model_catalog import find_registered
+from server.output_format import OutputFormat, output_format
 from server.prompt import PromptRenderer
 from server.tokenizer import Tokenizer
+from server.tool_parsers import registry
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class LoadableModel:
     created: int
     quantization: str = "unknown"
     aliases: tuple[str, ...] = ()
+    output_format: OutputFormat = OutputFormat()
 
 
 def from_bundle(folder: Path, config: ServerConfig) -> LoadableModel:
@@ -51,16 +54,27 @@ def from_bundle(folder: Path, config: ServerConfig) -> LoadableModel:
     tokenizer = Tokenizer.from_file(
         bundle.tokenizer_path, bos_token_id=model.bos_token_id, add_bos=model.add_bos
     )
+    written = _output_format(bundle)
+    renderer = PromptRenderer(
+        bundle.chat_template,
+        tokenizer,
+        _special_tokens(model, tokenizer),
+        registry.find_family(written.tool_parser).template_call_id,
+    )
+    if not renderer.uses_tools:
+        # The model is taught to call by our own prompt, in our own format.
+        written = replace(written, tool_parser=registry.GENERIC)
     return LoadableModel(
         name=bundle.name,
         launcher=SpawnLauncher(partial(run_engine, spec=engine_spec(folder, config)), bundle.name),
         tokenizer=tokenizer,
-        renderer=PromptRenderer(bundle.chat_template, tokenizer, _special_tokens(model, tokenizer)),
+        renderer=renderer,
         config=model,
         max_model_len=_max_model_len(bundle, config),
         created=int((folder / MANIFEST_FILE).stat().st_mtime),
         quantization=bundle.summary.quantization,
         aliases=aliases_of(bundle.name, config.models.aliases),
+        output_format=written,
     )
 
 
@@ -70,7 +84,7 @@ def engine_spec(folder: Path, config: ServerConfig) -> EngineSpec:
     return EngineSpec(
         bundle=folder,
         device=engine.device,
-        num_threads=_num_threads(engine.threads),
+        num_threads=num_threads(engine.threads),
         kv_memory_bytes=_kv_memory_bytes(engine.kv_memory, len(config.models.model)),
         kv_format=engine.kv_format,
         max_model_len=engine.max_model_len,
@@ -82,6 +96,13 @@ def engine_spec(folder: Path, config: ServerConfig) -> EngineSpec:
     )
 
 
+def _output_format(bundle: Bundle) -> OutputFormat:
+    registered = find_registered(bundle.name)
+    if registered is None:
+        return output_format(bundle.chat_template)
+    return output_format(bundle.chat_template, registered.tool_parser, registered.reasoning_parser)
+
+
 def aliases_of(name: str, configured: Mapping[str, str]) -> tuple[str, ...]:
     """Other names of a model: those it is registered with, then those of the configuration."""
     registered = find_registered(name)
@@ -90,7 +111,8 @@ def aliases_of(name: str, configured: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*known, *ours)))
 
 
-def _num_threads(wanted: int | None) -> int:
+def num_threads(wanted: int | None) -> int:
+    """Threads of an engine process; what is "auto" is detected and its reason logged."""
     if wanted is not None:
         return wanted
     detected = detect_threads()

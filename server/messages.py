@@ -13,6 +13,7 @@ from typing import Any
 from server.errors import InvalidRequest
 from server.json_body import check_depth, check_text
 from server.limits import MAX_MESSAGES, MAX_TOOL_CALLS
+from server.tools import check_function_name
 
 Message = dict[str, Any]
 
@@ -50,6 +51,8 @@ def _read_message(value: Any, where: str) -> Message:
     for key in ("name", "tool_call_id", "reasoning_content"):
         if (text := value.get(key)) is not None:
             message[key] = _string(text, f"{where}.{key}")
+    if role == "assistant" and (thought := value.get("reasoning")) is not None:
+        message.setdefault("reasoning_content", _string(thought, f"{where}.reasoning"))
     if role == "tool" and "tool_call_id" not in message:
         raise InvalidRequest(f"'{where}.tool_call_id' is required.", param=f"{where}.tool_call_id")
     if role == "assistant" and (calls := _read_tool_calls(value, where)):
@@ -110,7 +113,7 @@ def _read_tool_call(call: Any, where: str) -> dict[str, Any]:
     read: dict[str, Any] = {
         "type": "function",
         "function": {
-            "name": _string(function.get("name"), f"{path}.name"),
+            "name": check_function_name(function.get("name"), f"{path}.name"),
             "arguments": _read_arguments(function.get("arguments"), f"{path}.arguments"),
         },
     }

@@ -6,8 +6,6 @@ errors carry CORS headers, and a preflight needs no key. Knows nothing of routes
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import re
 import secrets
@@ -20,11 +18,21 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.adapters.reply import json_bytes
-from server.errors import ApiError, HostNotAllowed, InvalidApiKey
+from server.api_keys import ApiKey, Keyring, Tenant
+from server.errors import ApiError, HostNotAllowed
 
 logger = logging.getLogger(__name__)
 
-EXPOSED_HEADERS = ("x-request-id", "x-hexlm-device", "retry-after")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "x-hexlm-device",
+    "retry-after",
+    *(
+        f"x-ratelimit-{what}-{kind}"
+        for kind in ("requests", "tokens")
+        for what in ("limit", "remaining", "reset")
+    ),
+)
 OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/metrics"})
 """What a supervisor asks without a key."""
 
@@ -129,29 +137,28 @@ class HostMiddleware:
 class ApiKeyMiddleware:
     """Asks for `Authorization: Bearer <key>` if there are keys; runs before the body is read.
 
-    Leaves a digest of the key in the request's state, which separates the keys' prefix caches.
+    Leaves the key's tenant in the request's state and counts its POST requests: everything that
+    makes work is a POST. A key with limits is told of them in the headers of every answer.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
         self._app = app
-        self._keys = tuple(key.encode() for key in keys)
+        self._keyring = Keyring(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
-            key = self._match(_bearer(scope))
-            scope.setdefault("state", {})["cache_scope"] = hashlib.blake2b(
-                key, digest_size=16, person=b"hexlm-cache-key"
-            ).hexdigest()
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or not self._keyring or scope["path"] in OPEN_PATHS:
+            return await self._app(scope, receive, send)
+        tenant = self._keyring.find(_bearer(scope))
+        scope.setdefault("state", {})["tenant"] = tenant
+        if scope["method"] == "POST":
+            tenant.limiter.admit()
 
-    def _match(self, given: bytes | None) -> bytes:
-        """The key that equals `given`. Every key is compared, so that time tells nothing."""
-        if given is None:
-            raise InvalidApiKey("No API key was given. Send it as 'Authorization: Bearer <key>'.")
-        matches = [key for key in self._keys if hmac.compare_digest(key, given)]
-        if not matches:
-            raise InvalidApiKey("The API key is not valid.")
-        return matches[0]
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(tenant.limiter.headers())
+            await send(message)
+
+        return await self._app(scope, receive, send_with_limits)
 
 
 def host_name(host: str) -> str:
@@ -162,8 +169,11 @@ def host_name(host: str) -> str:
     return host.partition(":")[0]
 
 
-def cache_scope(request: Request) -> str:
-    return str(getattr(request.state, "cache_scope", ""))
+def tenant_of(request: Request) -> Tenant | None:
+    """Whose key the request came with; None when the server has no keys."""
+    tenant = getattr(request.state, "tenant", None)
+    assert tenant is None or isinstance(tenant, Tenant)
+    return tenant
 
 
 def _bearer(scope: Scope) -> bytes | None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 
 from server.sources.errors import BadModelName
+from server.sources.local import SAFETENSORS_FILE
 from server.sources.spec import Source, parse_source
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -20,7 +23,11 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 @dataclass(frozen=True, slots=True)
 class RegisteredModel:
-    """`sha256` and `size_bytes` are those of the model file."""
+    """`sha256` and `size_bytes` are those of the model file.
+
+    `companions`: files that belong to it, by their path relative to its folder, with their SHA-256.
+    `tool_parser` and `reasoning_parser` as in `output_format.py`; None leaves it to the template.
+    """
 
     name: str
     source: str
@@ -30,6 +37,9 @@ class RegisteredModel:
     licence: str
     description: str
     aliases: tuple[str, ...]
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    companions: Mapping[str, str] = field(default_factory=dict)
 
     def parsed_source(self) -> Source:
         return parse_source(self.source, self.file)
@@ -69,7 +79,14 @@ def check_name(name: str) -> str:
     return name
 
 
+def name_of_file(path: Path) -> str:
+    """A name for a file that was given without one; weights that are called as in every model
+    are named after their folder."""
+    is_nameless = path.name.lower() == SAFETENSORS_FILE
+    return name_from_file(path.absolute().parent.name if is_nameless else path.name)
+
+
 def name_from_file(file_name: str) -> str:
-    """A name for a file that was given without one: its stem, in allowed characters."""
-    stem = re.sub(r"(?i)\.gguf$", "", file_name)
+    """A name from a file's: its stem, in allowed characters."""
+    stem = re.sub(r"(?i)\.(gguf|safetensors)$", "", file_name)
     return check_name(re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-").lower() or "model")

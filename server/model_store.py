@@ -22,6 +22,7 @@ from server.model_catalog import (
     check_name,
     find_registered,
     name_from_file,
+    name_of_file,
     read_catalog,
 )
 from server.sources.download import fetch_registered, fetch_unregistered
@@ -164,7 +165,7 @@ class ModelStore:
             if bundle is not None and not force:
                 return bundle
         file = self._fetch(source, name, progress)
-        name = name or name_from_file(file.name)
+        name = name or name_of_file(file)
         bundle = usable_bundle(self.models_dir / name)
         if bundle is None or force:
             return self._import(file, name, progress)

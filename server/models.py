@@ -11,14 +11,17 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from server.config import ConfigError, ServerConfig, read_api_keys
+from server.config import ConfigError, ServerConfig, read_api_keys, read_key_policies
+from server.embedding_client import EmbeddingClient
 from server.engine_client import ClientPolicy, EngineClient
 from server.engine_state import EngineState
-from server.errors import UnknownModel
 from server.http_settings import HttpSettings
 from server.listener import LOOPBACK_NAMES, is_loopback
+from server.loadable_embedder import Loadable, LoadableEmbedder
 from server.loadable_model import LoadableModel
 from server.metrics import Metrics
+from server.model_registry import Served, ServedModels
+from server.served_embedder import ServedEmbedder
 from server.served_model import ServedModel
 from server.supervisor import SupervisionPolicy
 
@@ -26,25 +29,60 @@ logger = logging.getLogger(__name__)
 
 
 class ModelManager:
-    """The registry that `create_app` is given. The first model loaded is the default one."""
+    """The registry that `create_app` is given. The first model of a kind is its default one."""
 
     def __init__(self, policy: ClientPolicy, metrics: Metrics) -> None:
         self._policy = policy
         self._metrics = metrics
-        self._served: dict[str, ServedModel] = {}
-        self._clients: dict[str, EngineClient] = {}
+        self._served = ServedModels()
+        self._clients: dict[str, EngineClient | EmbeddingClient] = {}
 
     def get(self, name: str | None) -> ServedModel:
-        """By name or alias; None is the default model. Raises UnknownModel."""
-        if name is None and self._served:
-            return next(iter(self._served.values()))
-        for model in self._served.values():
-            if name == model.name or name in model.aliases:
-                return model
-        raise UnknownModel(name or "(default)", tuple(self._served))
+        """By name or alias; None is the default model. Raises UnknownModel or WrongModelKind."""
+        return self._served.get(name)
 
     def list(self) -> Sequence[ServedModel]:
-        return tuple(self._served.values())
+        return self._served.list()
+
+    def get_embedder(self, name: str | None) -> ServedEmbedder:
+        """By name or alias; None is the default one. Raises UnknownModel or WrongModelKind."""
+        return self._served.get_embedder(name)
+
+    def embedders(self) -> Sequence[ServedEmbedder]:
+        return self._served.embedders()
+
+    def everything(self) -> Sequence[Served]:
+        """The models of all kinds, in the order of loading."""
+        return self._served.everything()
+
+    def load_any(self, loadable: Loadable) -> Served:
+        """`load` or `load_embedder`, whichever it is for."""
+        if isinstance(loadable, LoadableEmbedder):
+            return self.load_embedder(loadable)
+        return self.load(loadable)
+
+    def load_embedder(self, loadable: LoadableEmbedder) -> ServedEmbedder:
+        """Start the engine process of an embedding model and serve it, as `load` does."""
+        self._check_names(loadable)
+        client = EmbeddingClient(
+            loadable.name,
+            loadable.launcher,
+            self._policy,
+            loadable.config.hidden_size,
+            partial(self._metrics.observe_step, loadable.name),
+        )
+        served = ServedEmbedder(
+            name=loadable.name,
+            engine=client,
+            tokenizer=loadable.tokenizer,
+            config=loadable.config,
+            max_model_len=loadable.max_model_len,
+            created=loadable.created,
+            quantization=loadable.quantization,
+            aliases=loadable.aliases,
+        )
+        self._begin(served, client)
+        return served
 
     def load(self, loadable: LoadableModel) -> ServedModel:
         """Start the engine process of a model and serve it; returns while it is still loading.
@@ -69,10 +107,9 @@ class ModelManager:
             created=loadable.created,
             quantization=loadable.quantization,
             aliases=loadable.aliases,
+            output_format=loadable.output_format,
         )
-        client.start()
-        self._clients[served.name] = client
-        self._served[served.name] = served
+        self._begin(served, client)
         return served
 
     async def unload(self, name: str) -> None:
@@ -81,9 +118,7 @@ class ModelManager:
         Raises:
             UnknownModel: nothing of that name is served.
         """
-        model = self.get(name)
-        del self._served[model.name]
-        await self._clients.pop(model.name).stop()
+        await self._clients.pop(self._served.remove(name).name).stop()
 
     async def wait_settled(self) -> None:
         """Wait until the first load of every model has ended, well or badly."""
@@ -110,8 +145,13 @@ class ModelManager:
         for client in self._clients.values():
             client.kill()
 
-    def _check_names(self, loadable: LoadableModel) -> None:
-        taken = {name for m in self._served.values() for name in (m.name, *m.aliases)}
+    def _begin(self, served: Served, client: EngineClient | EmbeddingClient) -> None:
+        client.start()
+        self._clients[served.name] = client
+        self._served.add(served)
+
+    def _check_names(self, loadable: Loadable) -> None:
+        taken = {name for m in self._served.everything() for name in (m.name, *m.aliases)}
         if clash := taken & {loadable.name, *loadable.aliases}:
             raise ConfigError(
                 f"{loadable.name} cannot be served: another model is already called "
@@ -149,6 +189,10 @@ def http_settings(config: ServerConfig) -> HttpSettings:
             # A page of another origin can point its own name at 127.0.0.1 (DNS rebinding).
             trusted_hosts=(*LOOPBACK_NAMES, server.host) if is_loopback(server.host) else (),
             default_timeout_s=config.scheduler.default_deadline_s or None,
+            key_policies=read_key_policies(config),
+            max_stored_responses=server.max_stored_responses,
+            max_stored_response_bytes=server.stored_responses_memory,
+            max_background_responses=server.max_background_responses,
         )
     except ValueError as error:
         raise ConfigError(f"server.api_keys: {error}") from error

@@ -6,13 +6,14 @@ The template sees the messages as they came; only if it refuses them, later syst
 folded into the next user turn, then all of them (Gemma, Qwen). A final assistant message that is
 to be continued ends the prompt to the byte. A trailing assistant message without
 `continue_final_message` is a finished turn, and a new one begins after it.
+Tools go to a template that has the variable `tools`; for another one `tool_prompt.py` writes them.
 
 Knows nothing of HTTP. May run for seconds in the worst case: call it in a worker thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ from server.errors import InvalidRequest
 from server.messages import Message
 from server.template import ChatTemplate, TemplateRefused
 from server.tokenizer import Tokenizer
+from server.tool_prompt import as_text, ordered_results, with_template_ids
+from server.tools import FunctionTool
 
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
@@ -32,12 +35,16 @@ FALLBACK_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """`text` with `marker` inside every control token that a user typed. `continues` tells that
-    the answer goes on inside a message that was given."""
+    """`text` with `marker` inside every control token that a user typed. `continued` is the text
+    of the message that the answer goes on with, if there is one."""
 
     text: str
     marker: str
-    continues: bool = False
+    continued: str = ""
+
+    @property
+    def continues(self) -> bool:
+        return bool(self.continued)
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
         return tokenizer.encode_rendered(self.text, self.marker)
@@ -50,6 +57,7 @@ class PromptOptions:
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[FunctionTool, ...] = ()
 
 
 class PromptRenderer:
@@ -60,14 +68,23 @@ class PromptRenderer:
         template: str | None,
         tokenizer: Tokenizer,
         special_tokens: Mapping[str, str] | None = None,
+        template_call_id: Callable[[str], str] = str,
     ) -> None:
         """`special_tokens`: the template's variables such as `bos_token` and `eos_token`.
+
+        `template_call_id` makes of a tool call's id what the template accepts.
 
         Raises TemplateRefused if the template does not compile.
         """
         self._template = ChatTemplate(template if template is not None else FALLBACK_TEMPLATE)
         self._tokenizer = tokenizer
         self._special_tokens = dict(special_tokens or {})
+        self._template_call_id = template_call_id
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the template itself tells the model of its tools."""
+        return self._template.uses_tools
 
     def render(
         self, messages: Sequence[Message], options: PromptOptions | None = None
@@ -75,17 +92,22 @@ class PromptRenderer:
         """Raises InvalidRequest if the template takes the messages in no form, or options clash."""
         options = options or PromptOptions()
         _check_options(messages, options)
-        marker, sentinel = _unused_noncharacters(messages)
-        guarded = [self._guard(message, marker) for message in messages]
+        tools = [tool.definition() for tool in options.tools]
+        marker, sentinel = _unused_noncharacters([*messages, *tools])
+        tools = self._guard(tools, marker)
+        guarded = self._with_tools(self._guard(list(messages), marker), tools)
         prefill = guarded[-1]["content"] if options.continue_final_message else ""
         if options.continue_final_message:
             last = guarded.pop()
             if prefill:
                 guarded.append(last | {"content": sentinel + prefill + sentinel})
-        text = self._render_some_form(guarded, self._variables(options, bool(prefill)))
+        variables = self._variables(options, bool(prefill))
+        if tools:
+            variables["tools"] = tools
+        text = self._render_some_form(guarded, variables)
         if prefill:
             text = _cut_at(text, sentinel) + prefill
-        return RenderedPrompt(text, marker, continues=bool(prefill))
+        return RenderedPrompt(text, marker, continued=prefill)
 
     def _variables(self, options: PromptOptions, continues: bool) -> dict[str, Any]:
         adds = options.add_generation_prompt
@@ -99,6 +121,13 @@ class PromptRenderer:
             **options.template_variables,
             "add_generation_prompt": True if adds is None else adds,
         }
+
+    def _with_tools(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[Message]:
+        """The messages as this template can take them: with tools, or with text instead."""
+        messages = ordered_results(messages)
+        if self._template.uses_tools:
+            return with_template_ids(messages, self._template_call_id)
+        return as_text(messages, tools)
 
     def _guard(self, value: Any, marker: str) -> Any:
         """The same value with every control token's text in it broken up by `marker`."""

@@ -10,9 +10,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 from server import limits
+from server.openapi import MESSAGES, PROMPT
 
 Text = Annotated[str, StringConstraints(max_length=limits.MAX_IDENTIFIER_CHARS)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_CHARS)]
@@ -27,6 +35,37 @@ class _Strict(BaseModel):
 
 class StreamOptions(_Strict):
     include_usage: bool | None = None
+
+
+class JsonSchemaFormat(_Strict):
+    """`strict` changes nothing: a schema is always enforced."""
+
+    name: Text | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """`schema` beside the type `json_object` is llama.cpp's way."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
+class StructuredOutputs(_Strict):
+    """vLLM's field; at most one of the first five may be given."""
+
+    schema_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: Any = None
 
 
 class GenerationBody(_Strict):
@@ -55,6 +94,18 @@ class GenerationBody(_Strict):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] = []
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=limits.MAX_TOKENS)] | None = None
+    return_token_ids: bool = False
+    timeout: Annotated[float, Field(gt=0, le=limits.MAX_TIMEOUT_S)] | None = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
 
     priority: (
         Annotated[int, Field(ge=-limits.PRIORITY_RANGE, le=limits.PRIORITY_RANGE)]
@@ -79,9 +130,9 @@ class GenerationBody(_Strict):
 
 
 class ChatBody(GenerationBody):
-    """POST /v1/chat/completions. `messages` is read by `messages.py`."""
+    """POST /v1/chat/completions. `messages` is read by `messages.py`, tools by `tools.py`."""
 
-    messages: Any
+    messages: Annotated[Any, WithJsonSchema(MESSAGES)]
     max_tokens: (
         Annotated[int, Field(ge=limits.CHAT_MIN_MAX_TOKENS, le=limits.MAX_TOKENS)] | None
     ) = None
@@ -93,6 +144,12 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    thinking_budget: MaxTokens | None = None
+    include_reasoning: bool = True
 
     @property
     def token_limit(self) -> int | None:
@@ -104,7 +161,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions. `prompt` is read by `prompts.py`."""
 
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(PROMPT)]
     max_tokens: MaxTokens | None = None
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=limits.MAX_COMPLETION_LOGPROBS)] | None = None
@@ -116,11 +173,12 @@ class TokenizeBody(_Strict):
 
     model: Text | None = None
     prompt: str | None = None
-    messages: Any = None
+    messages: Annotated[Any, WithJsonSchema(MESSAGES)] = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    tools: Any = None
     return_token_strs: bool = False
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.limits import MAX_TOOLS
 
 Asks = Callable[[Any], bool]
 
@@ -24,33 +23,25 @@ def _is_not(*neutral: Any) -> Asks:
 
 
 _REFUSED_EVERYWHERE: dict[str, tuple[Asks, str]] = {
-    "response_format": (
-        lambda value: value is not None and _type_of(value) != "text",
-        "only the type 'text' is supported",
-    ),
-    **{
-        name: (_is_given, "structured output is not supported")
-        for name in (
-            "structured_outputs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "grammar",
-            "json_schema",
-        )
-    },
+    "guided_whitespace_pattern": (_is_given, "JSON is written with one space at most"),
     "use_beam_search": (_is_given, "beam search is not supported"),
+    "allowed_token_ids": (_is_given, "use 'logit_bias' or structured output"),
+    "bad_words": (_is_given, "use 'logit_bias'"),
+    "logits_processors": (_is_given, "code of clients is not run"),
+    "return_tokens_as_token_ids": (_is_given, "use 'return_token_ids'"),
 }
 
 _REFUSED_IN_CHAT: dict[str, tuple[Asks, str]] = {
     "audio": (_is_given, "audio output is not supported"),
     "modalities": (_is_not([], ["text"]), "only text output is supported"),
-    "functions": (_is_given, "function calling is not supported"),
-    "function_call": (_is_not("none", "auto"), "function calling is not supported"),
+    "functions": (_is_given, "it is the old form of 'tools', which are served"),
+    "function_call": (_is_not("none", "auto"), "it is the old form of 'tool_choice'"),
     "prediction": (_is_given, "predicted outputs are not supported"),
     "web_search_options": (_is_given, "web search is not supported"),
     "echo": (_is_given, "the prompt is not echoed in chat"),
+    "prompt_logprobs": (_is_not(), "score a prompt by /v1/completions with 'echo'"),
+    "chat_template": (_is_given, "the model's own template is used"),
+    "add_special_tokens": (_is_given, "the template writes the special tokens"),
 }
 
 _REFUSED_IN_COMPLETIONS: dict[str, tuple[Asks, str]] = {
@@ -61,7 +52,6 @@ _REFUSED_IN_COMPLETIONS: dict[str, tuple[Asks, str]] = {
 
 def refuse_in_chat(body: dict[str, Any]) -> None:
     _refuse(body, _REFUSED_EVERYWHERE | _REFUSED_IN_CHAT)
-    _refuse_tools(body)
     _check_stream_options(body)
 
 
@@ -83,31 +73,8 @@ def _refuse(body: dict[str, Any], table: dict[str, tuple[Asks, str]]) -> None:
             raise InvalidRequest(f"'{name}' is not served: {reason}.", param=name)
 
 
-def _refuse_tools(body: dict[str, Any]) -> None:
-    """Tools with `tool_choice` "none" ask for nothing; they are checked and left out."""
-    tools, choice = body.get("tools"), body.get("tool_choice")
-    if tools is not None and not isinstance(tools, list):
-        raise InvalidRequest("'tools' must be a list.", param="tools")
-    if tools and len(tools) > MAX_TOOLS:
-        raise InvalidRequest(
-            f"'tools' must have at most {MAX_TOOLS} entries; it has {len(tools)}.", param="tools"
-        )
-    if choice not in (None, "none", "auto"):
-        raise InvalidRequest("'tool_choice': tool calls are not supported.", param="tool_choice")
-    if tools and choice != "none":
-        raise InvalidRequest(
-            "'tools' is not served: tool calls are not supported. Leave it out or set "
-            "'tool_choice' to 'none'.",
-            param="tools",
-        )
-
-
 def _check_stream_options(body: dict[str, Any]) -> None:
     if body.get("stream_options") is not None and not body.get("stream"):
         raise InvalidRequest(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
-
-
-def _type_of(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else value

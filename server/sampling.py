@@ -13,7 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from engine.sampling_params import SamplingParams
 from scheduler.messages import GenerationRequest, Priority
@@ -21,8 +21,10 @@ from server.choice_text import TextOptions
 from server.errors import ContextExceeded, InvalidRequest
 from server.generation import ChoiceSpec, GenerationSpec
 from server.limits import LOGIT_BIAS_RANGE, MAX_SEQUENCES
+from server.output_parser import OutputOptions
 from server.protocol import GenerationBody
 from server.served_model import ServedModel
+from server.thinking_budget import ThinkingBudget
 
 _MASK_64 = 2**64 - 1
 _MASK_63 = 2**63 - 1
@@ -40,7 +42,8 @@ class RequestOptions:
     """What a dialect adds to the shared fields. `logprobs` as in SamplingParams.
 
     `max_tokens` None: up to the end of the context. `prompt_param` names the prompt's field in
-    errors. `strips_leading_space`: the answer starts a text of its own.
+    errors. `strips_leading_space`: the answer starts a text of its own. `timeout_s` counts for
+    requests that have none of their own, from `arrival_s` (`time.monotonic()`; 0 for now).
     """
 
     request_id: str
@@ -50,8 +53,13 @@ class RequestOptions:
     prompt_logprobs: int | None = None
     strips_leading_space: bool = False
     keeps_every_logprob: bool = False
+    output: OutputOptions = field(default_factory=OutputOptions)
+    markers: tuple[str, ...] = ()
+    grammar: str = ""
+    thinking_budget: ThinkingBudget | None = None
     cache_scope: str = ""
     timeout_s: float | None = None
+    highest_priority: Priority | None = None
     arrival_s: float = 0.0
 
 
@@ -68,6 +76,7 @@ def generation_spec(
             f"at most {MAX_SEQUENCES} are allowed.",
             param="n",
         )
+    prompts = truncated(prompts, body, model, options.max_tokens)
     shared = _sampling(body, model, options)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     choices: list[ChoiceSpec] = []
@@ -80,11 +89,41 @@ def generation_spec(
         stop=body.stop_strings,
         include_stop_str_in_output=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
-        strips_leading_space=options.strips_leading_space,
+        strips_leading_space=options.strips_leading_space and not options.grammar,
         min_tokens=body.min_tokens,
         keeps_every_logprob=options.keeps_every_logprob,
+        markers=options.markers,
     )
-    return GenerationSpec(tuple(choices), text, options.arrival_s or time.monotonic())
+    return GenerationSpec(
+        tuple(choices),
+        text,
+        options.arrival_s or time.monotonic(),
+        tuple(tuple(prompt) for prompt in prompts) if body.return_token_ids else None,
+        options.output,
+        options.thinking_budget,
+    )
+
+
+def truncated(
+    prompts: Sequence[Sequence[int]],
+    body: GenerationBody,
+    model: ServedModel,
+    max_tokens: int | None,
+) -> list[Sequence[int]]:
+    """The prompts cut to their last `truncate_prompt_tokens`, as vLLM does; -1 cuts to what leaves
+    room for `max_tokens`, or for one token. Raises InvalidRequest."""
+    keep, limit = body.truncate_prompt_tokens, model.context_limit
+    if keep is None:
+        return list(prompts)
+    if keep == 0 or keep > limit:
+        raise InvalidRequest(
+            f"'truncate_prompt_tokens' is {keep}; it must be -1 or from 1 to {limit}, the maximum "
+            "context length of the model.",
+            param="truncate_prompt_tokens",
+        )
+    if keep == -1:
+        keep = max(1, limit - max(1, max_tokens or 1))
+    return [prompt[-keep:] for prompt in prompts]
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -115,7 +154,8 @@ def _sampling(body: GenerationBody, model: ServedModel, options: RequestOptions)
     check_token_ids(body.stop_token_ids, model, "stop_token_ids")
     # With top_p 0 no token is probable enough: the most likely one remains.
     top_k = 1 if body.top_p == 0 else max(0, min(body.top_k, model.vocab_size))
-    eos = () if body.ignore_eos else model.stop_token_ids
+    # A grammar says where its output may end, so there the end tokens are not ignored.
+    eos = () if body.ignore_eos and not options.grammar else model.stop_token_ids
     return SamplingParams(
         max_tokens=0,
         min_tokens=body.min_tokens,
@@ -178,11 +218,12 @@ def _request(
         request_id=options.request_id,
         prompt_token_ids=prompt,
         sampling=replace(shared, max_tokens=max_tokens),
-        priority=_priority(body),
+        priority=_priority(body, options.highest_priority),
         arrival_s=now_s,
-        deadline_s=None if options.timeout_s is None else now_s + options.timeout_s,
+        deadline_s=_deadline_s(body, options, now_s),
         cache_salt=_cache_salt(options.cache_scope, body.cache_salt),
         prompt_logprobs=options.prompt_logprobs,
+        grammar=options.grammar,
     )
 
 
@@ -204,14 +245,31 @@ def _choice(
     return ChoiceSpec(index, prompt_index, num_prompt_tokens, request, drops_output)
 
 
-def _priority(body: GenerationBody) -> Priority:
-    """`priority` as an integer (lower is sooner, 0 is normal) or a name wins over the tier."""
+def _deadline_s(body: GenerationBody, options: RequestOptions, now_s: float) -> float | None:
+    timeout_s = options.timeout_s if body.timeout is None else body.timeout
+    if timeout_s is None:
+        return None
+    elapsed_s = time.monotonic() - options.arrival_s if options.arrival_s else 0.0
+    return now_s - elapsed_s + timeout_s
+
+
+def _priority(body: GenerationBody, highest: Priority | None) -> Priority:
+    """What is asked for, but not above `highest`; `highest` itself if nothing is."""
+    asked = _asked_priority(body)
+    if highest is None:
+        return Priority.NORMAL if asked is None else asked
+    return highest if asked is None else max(asked, highest)
+
+
+def _asked_priority(body: GenerationBody) -> Priority | None:
+    """`priority` as an integer (lower is sooner, 0 is normal) or a name wins over the tier; the
+    tier "auto" leaves it to the server."""
     if isinstance(body.priority, str):
         return Priority[body.priority.upper()]
     if body.priority is not None:
         return _sign_priority(body.priority)
-    if body.service_tier is None:
-        return Priority.NORMAL
+    if body.service_tier is None or body.service_tier == "auto":
+        return None
     if body.service_tier not in _SERVICE_TIERS:
         raise InvalidRequest(
             f"'service_tier' must be one of {', '.join(_SERVICE_TIERS)}.", param="service_tier"

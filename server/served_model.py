@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from engine.architectures.config import ModelConfig
+from engine.grammar_matcher import GrammarFactory
 from server.engine_port import Engine
+from server.output_format import OutputFormat
 from server.prompt import PromptRenderer
+from server.served_embedder import ServedEmbedder
 from server.tokenizer import Tokenizer
 
 
@@ -31,6 +35,12 @@ class ServedModel:
     created: int
     quantization: str = "unknown"
     aliases: tuple[str, ...] = ()
+    output_format: OutputFormat = OutputFormat()
+
+    @cached_property
+    def grammars(self) -> GrammarFactory:
+        """Compiles what outputs have to match, as the engine will do it again."""
+        return GrammarFactory(self.tokenizer.to_json, self.stop_token_ids, self.config.vocab_size)
 
     @property
     def vocab_size(self) -> int:
@@ -50,12 +60,22 @@ class ServedModel:
 
 
 class ModelRegistry(Protocol):
-    """Name → model."""
+    """Name → model, for both kinds of models."""
 
     def get(self, name: str | None) -> ServedModel:
-        """By name or alias. None is the default model. Raises UnknownModel."""
+        """By name or alias. None is the default model. Raises UnknownModel, or WrongModelKind for
+        a model that does not write text."""
         ...
 
     def list(self) -> Sequence[ServedModel]:
-        """Every served model once, the default one first."""
+        """Every served model that writes text once, the default one first."""
+        ...
+
+    def get_embedder(self, name: str | None) -> ServedEmbedder:
+        """By name or alias. None is the default one. Raises UnknownModel, or WrongModelKind for a
+        model that gives no embeddings."""
+        ...
+
+    def embedders(self) -> Sequence[ServedEmbedder]:
+        """Every served embedding model once, the default one first."""
         ...

@@ -119,7 +119,7 @@ class Service:
 
     def _announce(self) -> None:
         failures = self._models.failures()
-        if len(failures) == len(self._models.list()):
+        if len(failures) == len(self._models.everything()):
             raise StartFailed("; ".join(f"{name}: {why}" for name, why in failures.items()))
         self._on_ready()
 

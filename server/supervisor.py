@@ -10,9 +10,10 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from scheduler.messages import (
+    EmbedStep,
     EngineFailed,
     EngineInfo,
     EngineLoading,
@@ -43,14 +44,17 @@ class SupervisionPolicy:
     restart_window_s: float = 600.0
 
 
-class SupervisorListener(Protocol):
-    """Called on the event loop's thread; must not raise."""
+Step_contra = TypeVar("Step_contra", StepResult, EmbedStep, contravariant=True)
+
+
+class SupervisorListener(Protocol[Step_contra]):
+    """Called on the event loop's thread; must not raise. Its kind of step is its engine's."""
 
     def has_work(self) -> bool: ...
 
     def engine_ready(self) -> None: ...
 
-    def engine_stepped(self, result: StepResult) -> None: ...
+    def engine_stepped(self, result: Step_contra, /) -> None: ...
 
     def engine_died(self, was_ready: bool) -> None:
         """It will be restarted, unless `engine_failed` follows at once."""
@@ -73,7 +77,7 @@ class EngineSupervisor:
         name: str,
         launcher: EngineLauncher,
         policy: SupervisionPolicy,
-        listener: SupervisorListener,
+        listener: SupervisorListener[Any],
     ) -> None:
         self.state = EngineState.LOADING
         self.detail = "starting the engine process"
@@ -156,7 +160,7 @@ class EngineSupervisor:
         if link is not self._link:
             return  # a late word of an engine that was given up
         match message:
-            case StepResult():
+            case StepResult() | EmbedStep():
                 self._progress_s = time.monotonic()
                 self._listener.engine_stepped(message)
             case EngineLoading(phase):

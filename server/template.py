@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -52,12 +52,15 @@ class ChatTemplate:
             )
         try:
             environment = _Environment()
+            variables = meta.find_undeclared_variables(environment.parse(source))
             code = environment.compile(source, filename=_FILE_NAME)
             self._template = environment.template_class.from_code(
                 environment, code, environment.make_globals(None)
             )
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise TemplateRefused(f"the chat template is not valid: {error}") from error
+        self.uses_tools = "tools" in variables
+        """Whether the template itself tells a model of its tools."""
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The output of the template. Raises TemplateRefused, and nothing else."""

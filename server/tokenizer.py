@@ -59,6 +59,16 @@ class Tokenizer:
         """The texts of all control tokens."""
         return tuple(self._special)
 
+    @property
+    def control_tokens(self) -> dict[str, int]:
+        """Text → id of all control tokens."""
+        return {text: token_id for text, (token_id, _) in self._special.items()}
+
+    def to_json(self) -> str:
+        """The text of a `tokenizer.json` that is this tokenizer."""
+        text: str = self._parsing.to_str()
+        return text
+
     def token_text(self, token_id: int | None) -> str:
         """The literal text of a token, as a chat template would write it. "" if there is none."""
         if token_id is None:
@@ -86,12 +96,11 @@ class Tokenizer:
         `at_start` False: the text continues another one, so no leading space is invented.
         """
         encoder = self._plain if at_start else self._plain_inner
-        ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(encoder, text)
 
     def encode_parsed(self, text: str, *, add_bos: bool = True) -> list[int]:
         """Ids of `text` with control tokens recognised, and exactly one BOS if it is wanted."""
-        ids: list[int] = self._parsing.encode(text, add_special_tokens=False).ids
+        ids = _encode(self._parsing, text)
         return self.with_bos(ids) if add_bos else ids
 
     def encode_rendered(self, text: str, marker: str) -> list[int]:
@@ -148,6 +157,13 @@ class Tokenizer:
             return str(added.content).encode()
         text = self._parsing.id_to_token(token_id)
         return b"" if text is None else self._decode_token(text)
+
+
+def _encode(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
+    """As a batch of one: `encode` would hold the interpreter lock all the while, seconds for a
+    text of megabytes, and with it the event loop."""
+    ids: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _plain_tokenizer(description: dict[str, Any]) -> tokenizers.Tokenizer:

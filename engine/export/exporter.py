@@ -23,15 +23,18 @@ from engine.bundle import (
 )
 from engine.errors import BundleError, ImportFailed
 from engine.export.import_lock import import_lock
+from engine.importers.bert import BertCheckpoint, read_bert
 from engine.importers.checkpoint import Checkpoint
 from engine.importers.gguf import GgufCheckpoint, read_gguf
+from engine.importers.safetensors_reader import looks_like_safetensors
 from engine.manifest import BundleFile, BundleSource, Manifest, encode_manifest
 from engine.version import own_version
 
 # Files up to this size have their digest recorded; larger ones only their size.
 MAX_DIGESTED_BYTES = 16 << 20
-# 8-bit weights with a scale of 4 bytes per 32, and room for what is small.
+# 8-bit weights with a scale of 4 bytes per 32, and room for what is small; encoders are float32.
 MAX_BYTES_PER_PARAMETER = 1.2
+ENCODER_BYTES_PER_PARAMETER = 4.2
 
 OnProgress = Callable[[int, int], None]
 
@@ -47,6 +50,7 @@ class Written(Protocol):
 
 
 WriteModel = Callable[[Checkpoint, Path, OnProgress], Written]
+AnyCheckpoint = GgufCheckpoint | BertCheckpoint
 
 
 def import_checkpoint(
@@ -62,7 +66,7 @@ def import_checkpoint(
     whatever happens, `destination` is either the new bundle or what it was before.
     """
     parent = destination.parent
-    checkpoint = read_gguf(source)
+    checkpoint = open_checkpoint(source)
     staging = parent / f".importing-{destination.name}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +86,12 @@ def import_checkpoint(
     return Bundle.open(destination)
 
 
-def same_bundle(destination: Path, checkpoint: Checkpoint) -> Bundle | None:
+def open_checkpoint(source: Path) -> AnyCheckpoint:
+    """By content: a safetensors file is an encoder, everything else must be a GGUF."""
+    return read_bert(source) if looks_like_safetensors(source) else read_gguf(source)
+
+
+def same_bundle(destination: Path, checkpoint: AnyCheckpoint) -> Bundle | None:
     """The bundle that another process made of the same file, if it is usable."""
     try:
         bundle = Bundle.open(destination)
@@ -91,8 +100,10 @@ def same_bundle(destination: Path, checkpoint: Checkpoint) -> Bundle | None:
     return bundle if bundle.source.sha256 == checkpoint.digest else None
 
 
-def check_disk(folder: Path, checkpoint: GgufCheckpoint) -> None:
-    needed = int(checkpoint.summary.num_parameters * MAX_BYTES_PER_PARAMETER)
+def check_disk(folder: Path, checkpoint: AnyCheckpoint) -> None:
+    is_encoder = isinstance(checkpoint, BertCheckpoint)
+    per_parameter = ENCODER_BYTES_PER_PARAMETER if is_encoder else MAX_BYTES_PER_PARAMETER
+    needed = int(checkpoint.summary.num_parameters * per_parameter)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ImportFailed(
@@ -103,14 +114,14 @@ def check_disk(folder: Path, checkpoint: GgufCheckpoint) -> None:
 
 def build_bundle(
     source: Path,
-    checkpoint: GgufCheckpoint,
+    checkpoint: AnyCheckpoint,
     folder: Path,
     name: str,
     on_progress: OnProgress,
     write_model: WriteModel | None,
 ) -> None:
     """Fills the empty `folder` and checks the result. `model.json` is written last."""
-    written = (write_model or real_write_model())(checkpoint, folder, on_progress)
+    written = write_weights(checkpoint, folder, on_progress, write_model)
     files = [*written.files, TOKENIZER_FILE]
     (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json.encode("utf-8"))
     if checkpoint.chat_template is not None:
@@ -131,13 +142,25 @@ def build_bundle(
     Bundle.open(folder).verify()
 
 
-def real_write_model() -> WriteModel:
-    from engine.export.model import write_model  # imports onnx, which takes a while
+def write_weights(
+    checkpoint: AnyCheckpoint,
+    folder: Path,
+    on_progress: OnProgress,
+    write_model: WriteModel | None,
+) -> Written:
+    """The writers are imported here: they import onnx, which takes a while."""
+    if isinstance(checkpoint, BertCheckpoint):
+        from engine.export.encoder import write_encoder
 
-    return write_model
+        return write_encoder(checkpoint, folder, on_progress)
+    if write_model is not None:
+        return write_model(checkpoint, folder, on_progress)
+    from engine.export.model import write_model as write_decoder
+
+    return write_decoder(checkpoint, folder, on_progress)
 
 
-def describe_source(source: Path, checkpoint: GgufCheckpoint) -> BundleSource:
+def describe_source(source: Path, checkpoint: AnyCheckpoint) -> BundleSource:
     info = source.stat()
     return BundleSource(
         path=str(source.absolute()),

@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import onnx
-from onnx import helper
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
 from engine.architectures.config import ModelConfig
 from engine.export.packing import BLOCK_SIZE
@@ -65,8 +67,19 @@ class GraphBuilder:
         self._initializers[array.name] = array.initializer(self._location)
         return array.name
 
+    def constant(self, value: NDArray[np.generic]) -> str:
+        """The name of a small initializer that is kept in the graph itself."""
+        name = f"constant_{len(self._initializers)}"
+        self._initializers[name] = numpy_helper.from_array(value, name)
+        return name
+
     def model(
-        self, name: str, inputs: dict[str, Shape], outputs: dict[str, tuple[str, Shape]], opset: int
+        self,
+        name: str,
+        inputs: dict[str, Shape],
+        outputs: dict[str, tuple[str, Shape]],
+        opset: int,
+        int32_inputs: dict[str, Shape] | None = None,
     ) -> onnx.ModelProto:
         """`outputs` maps the public name to (inner value, shape)."""
         for public, (inner, _) in outputs.items():
@@ -74,7 +87,10 @@ class GraphBuilder:
         graph = helper.make_graph(
             self._nodes,
             name,
-            [_float_value(key, shape) for key, shape in inputs.items()],
+            [
+                *(_int32_value(key, shape) for key, shape in (int32_inputs or {}).items()),
+                *(_float_value(key, shape) for key, shape in inputs.items()),
+            ],
             [_float_value(key, shape) for key, (_, shape) in outputs.items()],
             list(self._initializers.values()),
         )
@@ -212,3 +228,7 @@ class SegmentBuilder:
 
 def _float_value(name: str, shape: Shape) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+
+
+def _int32_value(name: str, shape: Shape) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, onnx.TensorProto.INT32, shape)

@@ -14,14 +14,24 @@ from typing import Any
 
 from server.adapters.logprobs import LegacyLogprobs, join_legacy
 from server.adapters.reply import DONE, ReplyHead, frame, json_text, usage_object
+from server.adapters.token_ids import TokenIdFields, joined_ids
 from server.completion_prompts import encode_prompts, read_prompts
-from server.events import Event, Finished, PromptScored, TextDelta, Usage
+from server.events import (
+    Event,
+    Finished,
+    PromptScored,
+    PromptTokens,
+    TextDelta,
+    TokenIds,
+    Usage,
+)
 from server.generation import GenerationSpec
 from server.limits import DEFAULT_COMPLETION_TOKENS
 from server.protocol import CompletionBody
 from server.request_context import RequestContext
-from server.sampling import RequestOptions, generation_spec
+from server.sampling import RequestOptions, generation_spec, truncated
 from server.served_model import ServedModel
+from server.structured_request import compile_constraint, read_constraint
 from server.tokenizer import Tokenizer
 
 Batches = AsyncIterator[list[Event]]
@@ -52,25 +62,36 @@ async def to_generation_spec(
 ) -> tuple[GenerationSpec, CompletionReply]:
     """Encode and check. Raises InvalidRequest."""
     prompts = read_prompts(body.prompt)
+    constraint = read_constraint(body)
     encoded = await asyncio.to_thread(encode_prompts, prompts, model)
+    grammar = ""
+    if constraint is not None:
+        grammar = await asyncio.to_thread(compile_constraint, constraint, model.grammars)
+    max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    # What is echoed and scored is what the model saw.
+    seen = truncated(encoded, body, model, max_tokens)
     options = RequestOptions(
         request_id=head.id,
         prompt_param="prompt",
-        max_tokens=DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens,
+        max_tokens=max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
         keeps_every_logprob=True,
+        grammar=grammar,
         cache_scope=context.cache_scope,
         timeout_s=context.timeout_s,
+        highest_priority=context.highest_priority,
         arrival_s=context.arrival_s,
     )
-    spec = generation_spec(body, model, encoded, options)
+    spec = generation_spec(body, model, seen, options)
     echoed = [
         EchoedPrompt(
-            prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids),
+            prompt
+            if isinstance(prompt, str) and len(token_ids) == len(whole)
+            else model.tokenizer.decode(list(token_ids)),
             tuple(token_ids),
         )
-        for prompt, token_ids in zip(prompts, encoded, strict=True)
+        for prompt, whole, token_ids in zip(prompts, encoded, seen, strict=True)
     ]
     reply = CompletionReply(
         head=head,
@@ -126,11 +147,14 @@ class _Writer:
         self._reply = reply
         self._logprobs = [LegacyLogprobs(reply.tokenizer) for _ in range(reply.num_choices)]
         self._not_echoed = set(range(len(reply.echoed)))
+        self._ids = TokenIdFields()
 
     def choices(self, batch: list[Event]) -> list[dict[str, Any]]:
         written: list[dict[str, Any]] = []
         for event in batch:
             match event:
+                case PromptTokens() | TokenIds():
+                    self._ids.take(event)
                 case PromptScored(index, logprobs) if index in self._not_echoed:
                     written.append(self._echo(index, logprobs))
                 case TextDelta(index, text, logprobs):
@@ -138,10 +162,10 @@ class _Writer:
                     lists = None
                     if self._reply.wants_logprobs:
                         lists = self._logprobs[index].take(logprobs)
-                    written.append(_choice(index, text, lists, None))
+                    written.append(_choice(index, text, lists, None) | self._ids.fields(index))
                 case Finished(index, reason):
                     written += self._echo_once(index)
-                    written.append(_choice(index, "", None, reason))
+                    written.append(_choice(index, "", None, reason) | self._ids.fields(index))
         return written
 
     def _echo_once(self, index: int) -> list[dict[str, Any]]:
@@ -164,6 +188,5 @@ def _choice(
 
 def _fold(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
     logprobs = join_legacy([part["logprobs"] for part in parts if part["logprobs"] is not None])
-    return _choice(
-        index, "".join(part["text"] for part in parts), logprobs, parts[-1]["finish_reason"]
-    )
+    text = "".join(part["text"] for part in parts)
+    return _choice(index, text, logprobs, parts[-1]["finish_reason"]) | joined_ids(parts)

@@ -42,7 +42,7 @@ def table_console() -> Console:
 
 def models_table(models: tuple[StoredModel, ...]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "size", "quantization", "architecture", "context", "path"):
+    for heading in ("name", "kind", "size", "quantization", "architecture", "context", "path"):
         justify: Literal["left", "right"] = "right" if heading in ("size", "context") else "left"
         table.add_column(heading, justify=justify, no_wrap=heading != "path", overflow="fold")
     for model in models:
@@ -54,13 +54,14 @@ def model_row(model: StoredModel) -> tuple[str, ...]:
     """A damaged bundle shows what is wrong with it in place of its numbers."""
     bundle = model.bundle
     if bundle is None:
-        return (model.name, "damaged", "", "", "", model.problem or "")
+        return (model.name, "", "damaged", "", "", "", model.problem or "")
     quantization = f"{bundle.summary.quantization} → {bundle.weight_format}"
     return (
         model.name,
+        str(bundle.kind),
         f"{bundle.num_bytes / 1e6:,.1f} MB",
         quantization,
-        bundle.config.architecture,
-        f"{bundle.config.context_length:,}",
+        bundle.manifest.config.architecture,
+        f"{bundle.manifest.config.context_length:,}",
         str(model.path),
     )

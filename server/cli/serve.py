@@ -23,7 +23,8 @@ from server.cli.errors import CliError
 
 if TYPE_CHECKING:
     from server.config import ServerConfig
-    from server.loadable_model import LoadableModel
+    from server.loadable_embedder import Loadable
+    from server.model_registry import Served
     from server.models import ModelManager
 
 logger = logging.getLogger(__name__)
@@ -100,16 +101,15 @@ def listen(settings: ServerConfig) -> socket.socket:
         sock = bind(settings.server.host, settings.server.port)
     except ListenError as error:
         raise CliError(str(error)) from error
-    open_to_all = not (settings.server.api_keys or settings.server.api_key_file)
-    if open_to_all and not is_loopback(settings.server.host):
+    if not settings.has_keys and not is_loopback(settings.server.host):
         logger.warning("everybody who reaches %s can use this server", settings.server.host)
     return sock
 
 
-def find_models(settings: ServerConfig) -> list[LoadableModel]:
+def find_models(settings: ServerConfig) -> list[Loadable]:
     """Open the models, fetching and importing what is missing, with a progress bar."""
     from server.cli.progress import progress_bars
-    from server.loadable_model import from_bundle
+    from server.loadable_embedder import open_loadable
     from server.model_store import ModelStore
 
     if not settings.models.model:
@@ -119,12 +119,12 @@ def find_models(settings: ServerConfig) -> list[LoadableModel]:
     for name in settings.models.model:
         with progress_bars(Console(stderr=True)) as report:
             folders.append(store.resolve(name, report))
-    return [from_bundle(folder, settings) for folder in folders]
+    return [open_loadable(folder, settings) for folder in folders]
 
 
 def run_service(
     settings: ServerConfig,
-    models: Sequence[LoadableModel],
+    models: Sequence[Loadable],
     sock: socket.socket,
     console: Console,
 ) -> None:
@@ -144,7 +144,7 @@ def run_service(
 
 async def _serve(
     settings: ServerConfig,
-    models: Sequence[LoadableModel],
+    models: Sequence[Loadable],
     sock: socket.socket,
     console: Console,
 ) -> None:
@@ -160,7 +160,7 @@ async def _serve(
     def start_models() -> None:
         console.print(f"{url} answers; loading {', '.join(m.name for m in models)}", markup=False)
         for model in models:
-            manager.load(model)
+            manager.load_any(model)
 
     service = Service(
         create_app(manager, http_settings(settings), metrics=metrics),
@@ -182,29 +182,37 @@ def url_of(settings: ServerConfig, sock: socket.socket) -> str:
 def print_banner(console: Console, manager: ModelManager, url: str) -> None:
     """What was loaded, on what and why, and how to use it."""
     failures = manager.failures()
-    lines = [_model_line(manager, name, failures) for name in _names(manager)]
-    working = next(name for name in _names(manager) if name not in failures)
-    body = f'{{"model": "{working}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    lines += [
-        f"ready  {url}/v1",
-        f"try    curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-    ]
+    models = manager.everything()
+    lines = [_model_line(model, failures.get(model.name)) for model in models]
+    working = next(model for model in models if model.name not in failures)
+    lines += [f"ready  {url}/v1", f"try    {_example(working, url)}"]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _names(manager: ModelManager) -> list[str]:
-    return [model.name for model in manager.list()]
+def _example(model: Served, url: str) -> str:
+    from server.served_model import ServedModel
+
+    path, rest = "embeddings", '"input": "Hello"'
+    if isinstance(model, ServedModel):
+        path, rest = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
+    body = f'{{"model": "{model.name}", {rest}}}'
+    return f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
 
 
-def _model_line(manager: ModelManager, name: str, failures: dict[str, str]) -> str:
+def _model_line(model: Served, failure: str | None) -> str:
     from server.machine import format_bytes
+    from server.served_embedder import ServedEmbedder
 
-    info = manager.get(name).engine.info
-    if name in failures or info is None:
-        return f"failed {name}: {failures.get(name, 'it is not loaded')}"
+    info = model.engine.info
+    if failure is not None or info is None:
+        return f"failed {model.name}: {failure or 'it is not loaded'}"
+    line = (
+        f"model  {model.name} on {info.device} ({info.device_reason}), {info.num_threads} threads"
+    )
+    if isinstance(model, ServedEmbedder):
+        return f"{line}\nembed  {model.dimensions} dimensions, texts of {info.max_model_len} tokens"
     return (
-        f"model  {name} on {info.device} ({info.device_reason}), {info.num_threads} threads\n"
-        f"kv     {info.num_blocks:,} blocks = {info.num_blocks * info.block_size:,} tokens of "
-        f"{info.kv_format}, {format_bytes(info.kv_bytes)}"
+        f"{line}\nkv     {info.num_blocks:,} blocks = {info.num_blocks * info.block_size:,} tokens "
+        f"of {info.kv_format}, {format_bytes(info.kv_bytes)}"
     )

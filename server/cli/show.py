@@ -12,6 +12,7 @@ from server.cli.list import table_console
 
 if TYPE_CHECKING:
     from engine.architectures.config import ModelConfig
+    from engine.architectures.encoder import EncoderConfig
     from engine.bundle import Bundle
 
 SCALE_BYTES = 4
@@ -32,21 +33,48 @@ def show(model: Annotated[str, typer.Argument(help="The name of a model that is 
 
 def describe(bundle: Bundle) -> list[tuple[str, str]]:
     """(label, value) in the order in which they are shown."""
-    config, summary = bundle.config, bundle.summary
+    from engine.manifest import ModelKind
+
+    config, summary = bundle.manifest.config, bundle.summary
+    is_embedder = bundle.kind is ModelKind.EMBEDDING
     return [
         ("name", bundle.name),
+        ("kind", bundle.kind),
         ("title", summary.title or "not given"),
         ("licence", summary.licence or "not given"),
         ("architecture", config.architecture),
         ("parameters", f"{summary.num_parameters:,}"),
         ("layers", f"{config.num_layers}"),
         ("hidden size", f"{config.hidden_size:,}"),
-        ("heads", f"{config.num_heads}, {config.num_kv_heads} for keys and values"),
+        ("heads", describe_heads(config)),
         ("head size", f"{config.head_size}"),
         ("vocabulary", f"{config.vocab_size:,}"),
         ("context", f"{config.context_length:,} tokens"),
         ("quantization", f"{summary.quantization} in the file, {bundle.weight_format} here"),
         ("pre-tokenizer", summary.pre_tokenizer),
+        *(describe_encoder(bundle.encoder_config) if is_embedder else describe_decoder(bundle)),
+        ("size on disk", f"{bundle.num_bytes / 1e6:,.1f} MB"),
+        ("source", f"{bundle.source.path} ({bundle.source.num_bytes / 1e6:,.1f} MB)"),
+        ("source SHA-256", bundle.source.sha256),
+        ("path", str(bundle.path)),
+    ]
+
+
+def describe_heads(config: ModelConfig | EncoderConfig) -> str:
+    """An encoder has as many for keys and values as for queries."""
+    from engine.architectures.config import ModelConfig
+
+    num_kv_heads = config.num_kv_heads if isinstance(config, ModelConfig) else config.num_heads
+    return f"{config.num_heads}, {num_kv_heads} for keys and values"
+
+
+def describe_encoder(config: EncoderConfig) -> list[tuple[str, str]]:
+    return [("dimensions", f"{config.hidden_size:,}"), ("pooling", f"{config.pooling}, normalized")]
+
+
+def describe_decoder(bundle: Bundle) -> list[tuple[str, str]]:
+    config = bundle.config
+    return [
         ("BOS token", describe_bos(config)),
         ("end tokens", ", ".join(map(str, config.eos_token_ids)) or "none"),
         ("chat template", "none" if bundle.chat_template is None else "yes"),
@@ -54,10 +82,6 @@ def describe(bundle: Bundle) -> list[tuple[str, str]]:
             (f"KV cache, {name}", f"{num_bytes:,} bytes per token")
             for name, num_bytes in kv_bytes_per_token(config).items()
         ),
-        ("size on disk", f"{bundle.num_bytes / 1e6:,.1f} MB"),
-        ("source", f"{bundle.source.path} ({bundle.source.num_bytes / 1e6:,.1f} MB)"),
-        ("source SHA-256", bundle.source.sha256),
-        ("path", str(bundle.path)),
     ]
 
 

@@ -7,13 +7,14 @@ for streams too. Headers follow at once; comments keep the connection until the 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.adapters.reply import json_bytes
-from server.app_state import app_state
+from server.app_state import app_state, charge_tokens
 from server.disconnect import run_until_disconnect
 from server.events import Event
 from server.generation import Generation, GenerationSpec
@@ -33,8 +34,7 @@ async def answer(
 ) -> Response:
     """`stream` None: the whole answer in one body. Raises QueueFull or EngineUnavailable."""
     state = app_state(request)
-    generation = Generation(model, spec, state.metrics)
-    await generation.submit()
+    generation = await submitted(request, model, spec)
     headers = device_header(model)
     if stream is not None:
         return EventStream(
@@ -48,6 +48,17 @@ async def answer(
     finally:
         await generation.aclose()
     return Response(json_bytes(body), media_type="application/json", headers=headers)
+
+
+async def submitted(request: Request, model: ServedModel, spec: GenerationSpec) -> Generation:
+    """A generation that runs; call `aclose` in a `finally`. Raises QueueFull or EngineUnavailable.
+
+    Its tokens count against the limit of the request's API key.
+    """
+    charge = partial(charge_tokens, request)
+    generation = Generation(model, spec, app_state(request).metrics, charge)
+    await generation.submit()
+    return generation
 
 
 def device_header(model: ServedModel) -> dict[str, str]:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from server.adapters import chat as adapter
 from server.adapters.reply import new_reply
 from server.app_state import app_state
+from server.openapi import json_body
 from server.protocol import ChatBody
 from server.refusals import refuse_in_chat
 from server.routes.answer import answer
@@ -18,7 +19,7 @@ from server.routes.body import read_json
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=None)
+@router.post("/v1/chat/completions", response_model=None, openapi_extra=json_body(ChatBody))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, as one body or as an event stream."""
     state = app_state(request)
@@ -32,6 +33,7 @@ async def chat_completions(request: Request) -> Response:
         num_choices=body.n,
         wants_logprobs=body.logprobs,
         includes_usage=body.includes_usage,
+        includes_reasoning=body.include_reasoning,
     )
     spec = await adapter.to_generation_spec(body, model, reply, state.context(request))
     return await answer(

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from server.adapters import completions as adapter
 from server.adapters.reply import new_reply
 from server.app_state import app_state
+from server.openapi import json_body
 from server.protocol import CompletionBody
 from server.refusals import refuse_in_completions
 from server.routes.answer import answer
@@ -18,7 +19,7 @@ from server.routes.body import read_json
 router = APIRouter()
 
 
-@router.post("/v1/completions", response_model=None)
+@router.post("/v1/completions", response_model=None, openapi_extra=json_body(CompletionBody))
 async def completions(request: Request) -> Response:
     """Continue one or several prompts, as one body or as an event stream."""
     state = app_state(request)

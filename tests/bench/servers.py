@@ -59,9 +59,12 @@ class RunningServer:
 
     def resident_bytes(self) -> int:
         """Of the process and all its children."""
+        return sum(process.memory_info().rss for process in self.processes())
+
+    def processes(self) -> list[psutil.Process]:
+        """The process and all its children."""
         main = psutil.Process(self._process.pid)
-        processes = [main, *main.children(recursive=True)]
-        return sum(process.memory_info().rss for process in processes)
+        return [main, *main.children(recursive=True)]
 
     def stop(self) -> None:
         self._process.terminate()

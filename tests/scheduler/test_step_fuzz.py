@@ -7,6 +7,7 @@ runner checks the content of every slot it reads, and the rig checks all invaria
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,7 +55,7 @@ class HalfRightProposer:
 
 @dataclass(frozen=True)
 class Scenario:
-    overrides: dict[str, object]
+    overrides: dict[str, Any]
     visits: list[Visit]
     faults: set[int]
     max_drafts: int
@@ -104,7 +105,7 @@ def requests(draw: st.DrawFn, index: int, max_tokens_in_pool: int) -> Generation
 def scenarios(draw: st.DrawFn) -> Scenario:
     num_blocks = draw(st.integers(5, 16))
     max_num_seqs = draw(st.integers(1, 5))
-    overrides: dict[str, object] = {
+    overrides: dict[str, Any] = {
         "max_model_len": MAX_MODEL_LEN,
         "num_blocks": num_blocks,
         "block_size": BLOCK,

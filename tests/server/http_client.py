@@ -79,7 +79,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 @contextlib.contextmanager
 def listening(app: FastAPI) -> Iterator[str]:
     """The base URL of `app` behind a real server on a free port of 127.0.0.1."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="on")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -10,7 +10,9 @@ from engine.logprobs import TokenLogprobs
 from scheduler.messages import EngineInfo, FinishReason, GenerationRequest, StepOutput, StepStats
 from server.engine_state import EngineState
 from server.errors import ApiError, UnknownModel
+from server.output_format import OutputFormat
 from server.prompt import PromptRenderer
+from server.served_embedder import ServedEmbedder
 from server.served_model import ServedModel
 from server.tokenizer import Tokenizer
 from tests.server.byte_tokenizer import CHATML, IM_END, VOCAB_SIZE, byte_tokenizer
@@ -89,7 +91,7 @@ class FakeEngine:
         sampling = request.sampling
         if IM_END not in sampling.stop_token_ids:
             said = (said * (sampling.max_tokens // max(1, len(said)) + 1))[: sampling.max_tokens]
-        return [*said, IM_END][: sampling.max_tokens]
+        return [*said, IM_END][: sampling.max_tokens - len(request.resumed_token_ids)]
 
 
 class FakeStream:
@@ -192,6 +194,12 @@ class FakeRegistry:
     def list(self) -> Sequence[ServedModel]:
         return self._models
 
+    def get_embedder(self, name: str | None) -> ServedEmbedder:
+        raise UnknownModel(str(name), [model.name for model in self._models])
+
+    def embedders(self) -> Sequence[ServedEmbedder]:
+        return ()
+
 
 def saying(text: str) -> Script:
     return lambda request: list(text.encode())
@@ -203,6 +211,8 @@ def served(
     name: str = "fake/model",
     template: str = CHATML,
     tokenizer: Tokenizer | None = None,
+    max_model_len: int = 512,
+    output_format: OutputFormat | None = None,
 ) -> ServedModel:
     tokenizer = tokenizer or byte_tokenizer()
     return ServedModel(
@@ -211,8 +221,9 @@ def served(
         tokenizer=tokenizer,
         renderer=PromptRenderer(template, tokenizer),
         config=CONFIG,
-        max_model_len=512,
+        max_model_len=max_model_len,
         created=1_700_000_000,
         quantization="q4",
         aliases=("gpt-4o",),
+        output_format=output_format or OutputFormat(),
     )

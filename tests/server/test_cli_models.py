@@ -54,11 +54,20 @@ def test_pull_imports_and_list_shows_the_numbers(capsys: Capture, source: str, c
     assert f"tiny is ready (0.2 MB) in {cache / 'models' / 'tiny'}" in capsys.readouterr().err
     assert run(["list"]) == 0
     heading, row, *others = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["name", "size", "quantization", "architecture", "context", "path"]
+    assert heading.split() == [
+        "name",
+        "kind",
+        "size",
+        "quantization",
+        "architecture",
+        "context",
+        "path",
+    ]
     assert row.split() == [
-        "tiny", "0.2", "MB", "Q4_1", "→", "int8", "llama", "512", str(cache / "models" / "tiny"),
+        "tiny", "generation", "0.2", "MB", "Q4_1", "→", "int8", "llama", "512", str(cache / "models" / "tiny"),
     ]  # fmt: skip
-    assert "run `hexlm pull smollm2-135m-instruct`" in others[0]
+    pulls = [line.rpartition("run ")[2] for line in others]
+    assert pulls == ["`hexlm pull all-minilm-l6-v2`", "`hexlm pull smollm2-135m-instruct`"]
 
 
 def test_show_has_the_numbers_of_the_model(capsys: Capture, source: str) -> None:
@@ -131,7 +140,7 @@ def test_rm_without_anybody_to_ask_deletes_nothing(
 def test_an_unknown_model_is_one_line_that_lists_the_known(capsys: Capture, verb: str) -> None:
     code, line = failure(capsys, verb, "nope")
     assert code == 1
-    assert "unknown model 'nope'; known: smollm2-135m-instruct" in line
+    assert "unknown model 'nope'; known: all-minilm-l6-v2, smollm2-135m-instruct" in line
 
 
 def test_a_bad_file_is_one_line(capsys: Capture, tmp_path: Path) -> None:

@@ -64,3 +64,9 @@ def test_a_lone_surrogate_inside_arguments_is_refused() -> None:
 def test_a_legacy_function_call_is_a_tool_call() -> None:
     message = {"role": "assistant", "content": None, "function_call": {"name": "f"}}
     assert read_messages([message])[0]["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_both_names_of_a_thought_in_the_history_are_read() -> None:
+    for key in ("reasoning", "reasoning_content"):
+        (message,) = read_messages([{"role": "assistant", "content": "a", key: "hm"}])
+        assert message["reasoning_content"] == "hm"

