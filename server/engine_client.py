@@ -124,6 +124,9 @@ class EngineClient(SupervisedEngine):
         return bool(self._live)
 
     def engine_ready(self) -> None:
+        info = self.info
+        if info is not None:
+            self._stats = StepStats(num_blocks=info.num_blocks, num_free_blocks=info.num_blocks)
         if self._live:
             logger.info("%s continues %d requests", self.name, len(self._live))
         for live in self._live.values():

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 
 from scheduler.messages import FinishReason, GenerationRequest, StepOutput
 from server.choice_text import ChoiceText, TextOptions
-from server.errors import ApiError, DeadlineExceeded, GenerationFailed
+from server.engine_state import EngineState
+from server.errors import ApiError, DeadlineExceeded, EngineUnavailable, GenerationFailed
 from server.events import Event, Finished, PromptScored, PromptTokens, TokenIds, Usage
 from server.metrics import Metrics
 from server.output_parser import OutputOptions, OutputParser, merged, new_output_parser
@@ -35,6 +36,7 @@ from server.thinking_budget import BudgetedStream, ThinkingBudget
 
 logger = logging.getLogger(__name__)
 
+_RETRY_S = 5.0
 _DEADLINE_GRACE_S = 1.0
 """How much later than the engine this side ends a request whose deadline has passed."""
 
@@ -196,6 +198,8 @@ class Generation:
             batch.append(Finished(index, "tool_calls" if is_call else reason.value))
             await self._merger.close(index)
             return None
+        if reason is FinishReason.ERROR and self._model.engine.state is EngineState.DRAINING:
+            return EngineUnavailable(step.error or "The server is shutting down.", _RETRY_S)
         return _failure(reason, step.error)
 
     def _add_text(

@@ -80,17 +80,21 @@ class Metrics:
             registry=self._registry,
         )
         self._last: dict[str, StepStats] = {}
+        self._counted: dict[str, StepStats] = {}
+        # Looking a labelled series up costs more than observing it, and steps are many.
+        self._series: dict[tuple[str, str], Histogram] = {}
+        self._phases: dict[str, list[Histogram]] = {}
 
     def observe_step(self, model: str, stats: StepStats) -> None:
-        """Take in the stats of one step. Totals that fell show a restarted engine."""
-        last = self._last.get(model, StepStats())
+        """Take in the stats of one step. Every step counts one more, except after a restart."""
+        last = self._last.get(model)
+        if last is not None and stats.total_steps <= last.total_steps:
+            self._count(model)
+            self._counted[model] = StepStats()
         self._last[model] = stats
-        for name, (total, _) in _COUNTERS.items():
-            now, before = getattr(stats, total), getattr(last, total)
-            self._counters[name].labels(model).inc(now - before if now >= before else now)
-        self._set_gauges(model, stats)
-        for phase in _PHASES:
-            self._step_s.labels(model, phase).observe(getattr(stats, f"{phase}_s"))
+        times_s = (stats.schedule_s, stats.execute_s, stats.sample_s, stats.commit_s)
+        for series, time_s in zip(self._phase_series(model), times_s, strict=True):
+            series.observe(time_s)
         for queue_time_s in stats.queue_times_s:
             self._observe("request_queue_time_seconds", model, queue_time_s)
 
@@ -98,8 +102,8 @@ class Metrics:
         """Say what an engine runs on; the blocks are known before its first step."""
         self._info.labels(model, info.device, info.kv_format, info.weight_format).set(1)
         if model not in self._last:
-            self._set_gauges(
-                model, StepStats(num_blocks=info.num_blocks, num_free_blocks=info.num_blocks)
+            self._last[model] = StepStats(
+                num_blocks=info.num_blocks, num_free_blocks=info.num_blocks
             )
 
     def observe_first_token(self, model: str, seconds: float) -> None:
@@ -115,10 +119,30 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text format of Prometheus."""
+        for model, stats in self._last.items():
+            self._count(model)
+            self._set_gauges(model, stats)
         return generate_latest(self._registry)
 
     def _observe(self, name: str, model: str, seconds: float) -> None:
-        self._histograms[name].labels(model).observe(seconds)
+        series = self._series.get((name, model))
+        if series is None:
+            series = self._series[name, model] = self._histograms[name].labels(model)
+        series.observe(seconds)
+
+    def _phase_series(self, model: str) -> list[Histogram]:
+        series = self._phases.get(model)
+        if series is None:
+            series = [self._step_s.labels(model, phase) for phase in _PHASES]
+            self._phases[model] = series
+        return series
+
+    def _count(self, model: str) -> None:
+        """Bring the counters up to the last step's totals."""
+        now, before = self._last[model], self._counted.get(model, StepStats())
+        self._counted[model] = now
+        for name, (total, _) in _COUNTERS.items():
+            self._counters[name].labels(model).inc(getattr(now, total) - getattr(before, total))
 
     def _set_gauges(self, model: str, stats: StepStats) -> None:
         used = stats.num_blocks - stats.num_free_blocks

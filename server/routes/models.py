@@ -15,6 +15,7 @@ router = APIRouter()
 
 
 @router.get("/v1/models", response_model=None)
+@router.get("/v1/models/", response_model=None, include_in_schema=False)
 async def list_models(request: Request) -> dict[str, Any]:
     models = app_state(request).models
     data = [*map(model_object, models.list()), *map(embedder_object, models.embedders())]

@@ -5,7 +5,8 @@
 
 Of every ten requests two are left in the middle, one has two choices and one a schema. At the end
 of every hundredth part the server's processes are looked at: resident memory, threads, open files,
-and free blocks. The figure is the slope of memory after a tenth of the requests (the warm-up).
+and free blocks. The figure is the slope of memory over the second half: in the first, the pages of
+keys and values are touched for the first time.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ def soak(
 
 
 def slope_bytes(samples: Sequence[Sample]) -> float:
-    """Least-squares growth of resident memory per 1,000 requests, after the warm-up."""
-    warm = [s for s in samples if s.num_requests >= samples[-1].num_requests / 10]
+    """Least-squares growth of resident memory per 1,000 requests, over the second half."""
+    warm = [s for s in samples if s.num_requests >= samples[-1].num_requests / 2]
     x, y = ([s.num_requests / 1000 for s in warm], [s.resident_bytes for s in warm])
     return float(np.polyfit(x, y, 1)[0])
 
@@ -144,7 +145,9 @@ def show(samples: list[Sample], console: Console) -> None:
     console.print(table)
     slope = slope_bytes(samples)
     verdict = "flat" if slope < MAX_SLOPE_BYTES else "GROWS"
-    console.print(f"memory after the warm-up: {slope / 1e6:+.2f} MB per 1,000 requests: {verdict}")
+    console.print(
+        f"memory over the second half: {slope / 1e6:+.2f} MB per 1,000 requests: {verdict}"
+    )
     leaked = samples[0].num_free_blocks - samples[-1].num_free_blocks
     console.print(f"blocks that never came back: {leaked}")
 

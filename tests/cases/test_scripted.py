@@ -204,3 +204,9 @@ def test_bytes_that_are_no_utf_8_are_named() -> None:
     raw = base64.b64decode(catalogue()["HT-16"].request["raw_body_b64"])
     response = send(app_of(FakeEngine(saying("a"))), "POST", CHAT, content=raw)
     assert "UTF-8" in error_of(response)["message"]
+
+
+@pytest.mark.case("HT-01")
+def test_the_list_of_models_may_end_in_a_slash() -> None:
+    app = app_of(FakeEngine(saying("a")))
+    assert send(app, "GET", "/v1/models/").json() == send(app, "GET", "/v1/models").json()

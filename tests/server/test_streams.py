@@ -77,9 +77,8 @@ def test_headers_and_comments_come_while_the_engine_is_silent() -> None:
     engine = FakeEngine(saying("ab"))
     engine.step_s = 0.3
     with listening(app_of(engine, FAST_COMMENTS)) as url:
-        start_s = time.monotonic()
         with httpx.stream("POST", url + CHAT[0], json=CHAT[1] | {"stream": True}) as response:
-            assert time.monotonic() - start_s < 0.25
+            assert engine.num_steps == 0
             text = "".join(response.iter_text())
     frames = text.split("\n\n")
     assert frames.pop() == ""
