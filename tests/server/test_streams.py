@@ -76,10 +76,12 @@ def test_a_client_that_leaves_before_the_first_token_frees_its_sequence(stream: 
 def test_headers_and_comments_come_while_the_engine_is_silent() -> None:
     engine = FakeEngine(saying("ab"))
     engine.step_s = 0.3
-    with listening(app_of(engine, FAST_COMMENTS)) as url:
-        with httpx.stream("POST", url + CHAT[0], json=CHAT[1] | {"stream": True}) as response:
-            assert engine.num_steps == 0
-            text = "".join(response.iter_text())
+    with (
+        listening(app_of(engine, FAST_COMMENTS)) as url,
+        httpx.stream("POST", url + CHAT[0], json=CHAT[1] | {"stream": True}) as response,
+    ):
+        assert engine.num_steps == 0
+        text = "".join(response.iter_text())
     frames = text.split("\n\n")
     assert frames.pop() == ""
     assert frames[0] == ": keep-alive"
