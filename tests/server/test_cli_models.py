@@ -64,7 +64,7 @@ def test_pull_imports_and_list_shows_the_numbers(capsys: Capture, source: str, c
         "path",
     ]
     assert row.split() == [
-        *("tiny generation 0.2 MB Q4_1 → int8 llama 512".split()),
+        *(["tiny", "generation", "0.2", "MB", "Q4_1", "→", "int8", "llama", "512"]),
         str(cache / "models" / "tiny"),
     ]
     pulls = [line.rpartition("run ")[2] for line in others]
