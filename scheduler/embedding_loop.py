@@ -109,7 +109,7 @@ class EmbeddingLoop:
         """A vector per text; None for those that the encoder could not compute."""
         try:
             return list(self._encoder.encode([text.token_ids for text in texts]))
-        except Exception:
+        except Exception:  # whatever the device raises must not end the loop
             logger.exception("a batch of %d texts failed; each is tried alone", len(texts))
             failed = self._stats.total_failed_steps + 1
             self._stats = replace(self._stats, total_failed_steps=failed)
@@ -118,7 +118,7 @@ class EmbeddingLoop:
     def _encode_alone(self, text: QueuedText) -> Float32Array | None:
         try:
             vector: Float32Array = self._encoder.encode([text.token_ids])[0]
-        except Exception:
+        except Exception:  # this text is at fault: it alone gets the error
             logger.exception("input %d of %s failed again", text.index, text.request_id)
             return None
         return vector

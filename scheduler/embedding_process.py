@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from scheduler.embedding_loop import EmbeddingLoop, TextEncoder
 from scheduler.embedding_queue import BatchPolicy, EmbeddingQueue
-from scheduler.messages import EngineFailed, EngineInfo, EngineReady
+from scheduler.messages import EngineInfo
 from scheduler.process import (
     Connection,
-    PhaseSender,
-    ServerGone,
     end_process_after_grace,
-    one_line,
+    load_and_report,
     prepare_process,
     start_receiver,
 )
@@ -69,26 +68,18 @@ def run_embedding_engine(
     """The same without what concerns the process as a whole, so it can run in a thread."""
     inbox = start_receiver(connection, on_closed)
     try:
-        encoder = _load(connection, load, policy)
+        encoder = load_and_report(connection, partial(_load, load, policy))
         if encoder is not None:
             EmbeddingLoop(encoder, EmbeddingQueue(policy), inbox, connection.send).run()
     except OSError as exc:
         logger.info("the server is gone, the engine ends: %s", exc)
 
 
-def _load(connection: Connection, load: EncoderLoader, policy: BatchPolicy) -> TextEncoder | None:
-    """None, and the reason sent, if the encoder cannot be loaded. OSError: the server is gone."""
-    try:
-        loaded = load(PhaseSender(connection))
-        info = _info(loaded.facts, policy)
-    except ServerGone:
-        raise
-    except Exception as exc:  # any reason not to start is reported, not only those foreseen
-        logger.exception("the encoder could not be loaded")
-        connection.send(EngineFailed(one_line(exc)))
-        return None
-    connection.send(EngineReady(info))
-    return loaded.encoder
+def _load(
+    load: EncoderLoader, policy: BatchPolicy, on_phase: Callable[[str], None]
+) -> tuple[TextEncoder, EngineInfo]:
+    loaded = load(on_phase)
+    return loaded.encoder, _info(loaded.facts, policy)
 
 
 def _info(facts: EncoderFactsLike, policy: BatchPolicy) -> EngineInfo:

@@ -19,8 +19,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from engine.grammar import GrammarSource
 from scheduler.loop import StepLoop
@@ -38,6 +39,8 @@ from scheduler.scheduler import Scheduler
 from scheduler.worker import ModelWorker, Runner, TokenSampler
 
 logger = logging.getLogger(__name__)
+
+Loaded = TypeVar("Loaded")
 
 GRACE_S = 5.0
 
@@ -120,7 +123,7 @@ def run_engine(
     """
     inbox = start_receiver(connection, on_closed)
     try:
-        worker = _load_worker(connection, load, config)
+        worker = load_and_report(connection, partial(_load_worker, load, config))
         if worker is not None:
             StepLoop(worker, inbox, connection.send).run()
     except OSError as exc:
@@ -153,15 +156,12 @@ def receive(
         on_closed()
 
 
-def _load_worker(
-    connection: Connection, load: EngineLoader, config: SchedulerConfig
-) -> ModelWorker | None:
-    """None, and the reason sent, if the engine cannot be loaded. OSError: the server is gone."""
+def load_and_report(
+    connection: Connection, load: Callable[[PhaseSender], tuple[Loaded, EngineInfo]]
+) -> Loaded | None:
+    """None, and the reason sent, if it cannot be loaded. OSError: the server is gone."""
     try:
-        engine = load(PhaseSender(connection))
-        info, config = _settle(engine.info, config)
-        scheduler = Scheduler(config, grammars=engine.grammars)
-        worker = ModelWorker(scheduler, engine.runner, engine.sampler)
+        loaded, info = load(PhaseSender(connection))
     except ServerGone:
         raise
     except Exception as exc:  # any reason not to start is reported, not only those foreseen
@@ -169,7 +169,16 @@ def _load_worker(
         connection.send(EngineFailed(one_line(exc)))
         return None
     connection.send(EngineReady(info))
-    return worker
+    return loaded
+
+
+def _load_worker(
+    load: EngineLoader, config: SchedulerConfig, on_phase: Callable[[str], None]
+) -> tuple[ModelWorker, EngineInfo]:
+    engine = load(on_phase)
+    info, config = _settle(engine.info, config)
+    scheduler = Scheduler(config, grammars=engine.grammars)
+    return ModelWorker(scheduler, engine.runner, engine.sampler), info
 
 
 class ServerGone(OSError):

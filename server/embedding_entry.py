@@ -5,14 +5,13 @@ The counterpart of `engine_entry.py`, and as light to import.
 
 from __future__ import annotations
 
-import logging
-import signal
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scheduler.messages import EngineFailed
+from server.engine_entry import prepare_entry
 
 if TYPE_CHECKING:
     from scheduler.process import Connection
@@ -35,12 +34,7 @@ class EmbeddingEngineSpec:
 
 def run_embedding_engine(connection: Connection, spec: EmbeddingEngineSpec) -> None:
     """Serve `spec.bundle` over `connection` until it is told to end or the server is gone."""
-    # Before the slow imports: Ctrl-C must not end what has to outlive the server's drain.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(
-        level=spec.log_level.upper(),
-        format="%(asctime)s %(levelname)s engine %(name)s: %(message)s",
-    )
+    prepare_entry(spec.log_level)
     try:
         from engine.encoder import EncoderSettings, load_encoder
         from scheduler.embedding_process import embedding_process_main

@@ -39,14 +39,18 @@ class EngineSpec:
     log_level: str
 
 
-def run_engine(connection: Connection, spec: EngineSpec) -> None:
-    """Serve `spec.bundle` over `connection` until it is told to end or the server is gone."""
-    # Before the slow imports: Ctrl-C must not end what has to outlive the server's drain.
+def prepare_entry(log_level: str) -> None:
+    """Before the slow imports: Ctrl-C must not end what has to outlive the server's drain."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(
-        level=spec.log_level.upper(),
+        level=log_level.upper(),
         format="%(asctime)s %(levelname)s engine %(name)s: %(message)s",
     )
+
+
+def run_engine(connection: Connection, spec: EngineSpec) -> None:
+    """Serve `spec.bundle` over `connection` until it is told to end or the server is gone."""
+    prepare_entry(spec.log_level)
     try:
         from engine.loader import EngineConfig, load_engine
         from scheduler.policy import SchedulerConfig

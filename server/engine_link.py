@@ -72,7 +72,7 @@ class EngineLink:
                 self._to_loop(self._on_message, self, self._connection.recv())
         except (EOFError, OSError):
             pass
-        except Exception:
+        except Exception:  # a message that cannot be unpickled: the engine counts as dead
             logger.exception("engine %s sent what cannot be read", self.handle.pid)
         finally:
             self._bury()

@@ -86,9 +86,9 @@ class Metrics:
         self._phases: dict[str, list[Histogram]] = {}
 
     def observe_step(self, model: str, stats: StepStats) -> None:
-        """Take in the stats of one step. Every step counts one more, except after a restart."""
+        """Take in the stats of one step. Totals that fell show a restarted engine."""
         last = self._last.get(model)
-        if last is not None and stats.total_steps <= last.total_steps:
+        if last is not None and _has_fallen(stats, last):
             self._count(model)
             self._counted[model] = StepStats()
         self._last[model] = stats
@@ -155,3 +155,7 @@ class Metrics:
         }
         for name, value in values.items():
             self._gauges[name].labels(model).set(value)
+
+
+def _has_fallen(now: StepStats, before: StepStats) -> bool:
+    return any(getattr(now, total) < getattr(before, total) for total, _ in _COUNTERS.values())

@@ -95,7 +95,7 @@ class ErrorMiddleware:
             await self._app(scope, receive, watched_send)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
-        except Exception:
+        except Exception:  # the last handler: a client gets our error shape, the log the cause
             request_id = scope.get("state", {}).get("request_id")
             logger.exception("request %s to %s failed", request_id, scope["path"])
             if has_started:

@@ -43,7 +43,7 @@ class RequestOptions:
 
     `max_tokens` None: up to the end of the context. `prompt_param` names the prompt's field in
     errors. `strips_leading_space`: the answer starts a text of its own. `timeout_s` counts for
-    requests that have none of their own, from `arrival_s` (`time.monotonic()`; 0 for now).
+    requests that have none of their own, from `arrival_s` (`time.monotonic()`; 0: the present).
     """
 
     request_id: str

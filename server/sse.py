@@ -65,6 +65,6 @@ async def _with_error_event(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes
             yield piece
     except ApiError as error:
         yield error_frame(error)
-    except Exception:
+    except Exception:  # the headers are sent: only an event can still tell the client
         logger.exception("a stream failed")
         yield error_frame(GenerationFailed("The server failed while it wrote the answer."))

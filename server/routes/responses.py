@@ -232,7 +232,7 @@ async def _run(generation: Generation, fold: adapter.ResponseFold) -> None:
     except asyncio.CancelledError:
         fold.cancel()
         raise
-    except Exception:
+    except Exception:  # nobody awaits this task: the stored response has to tell
         logger.exception("a background response failed")
         fold.fail(GenerationFailed("The server failed while it made the answer."))
     finally:

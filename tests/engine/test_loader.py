@@ -91,6 +91,11 @@ def test_a_context_beyond_the_model_is_refused_with_the_numbers(tiny_bundle: Bun
         load(tiny_bundle, max_model_len=513)
 
 
+def test_a_context_below_one_block_is_refused_with_the_numbers(tiny_bundle: Bundle) -> None:
+    with pytest.raises(DoesNotFit, match=r"--max-model-len 15 is less than one block of 16 tokens"):
+        load(tiny_bundle, max_model_len=15)
+
+
 def test_an_unknown_format_is_refused_with_the_known_ones(tiny_bundle: Bundle) -> None:
     with pytest.raises(DoesNotFit, match=r"unknown KV format 'fp8': use one of .*f32.*int8.*int4"):
         load(tiny_bundle, kv_format="fp8")

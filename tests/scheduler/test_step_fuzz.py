@@ -132,15 +132,15 @@ def play(scenario: Scenario) -> Rig:
     runner = ScriptedRunner(raise_at={n: RuntimeError("injected") for n in scenario.faults})
     proposer = HalfRightProposer(scenario.max_drafts)
     rig = make_rig(proposer, runner, **scenario.overrides)
-    for now in range(5000):
+    for step in range(5000):
         for visit in scenario.visits:
-            if visit.arrives_at == now:
+            if visit.arrives_at == step:
                 rig.worker.add(visit.request)
-            if visit.leaves_at == now:
+            if visit.leaves_at == step:
                 rig.worker.abort(visit.request.request_id)
         if rig.worker.has_work:
             step_with_progress(rig)
-        elif now > 25:
+        elif step > 25:
             return rig
         rig.clock.now_s += scenario.step_s
     raise AssertionError("not everybody finished")

@@ -101,6 +101,16 @@ def test_a_ready_engine_shows_its_info_and_statistics() -> None:
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
+def test_blocks_are_known_before_the_first_step() -> None:
+    async def check(client: EngineClient, launcher: ThreadLauncher) -> None:
+        info = client.info
+        assert info is not None and info.num_blocks > 0
+        shown = (client.stats.num_blocks, client.stats.num_free_blocks)
+        assert shown == (info.num_blocks, info.num_blocks)
+
+    run_with(scripted_engine, check)
+
+
 def test_the_queue_holds_exactly_seats_plus_queue_and_refuses_the_rest_with_numbers() -> None:
     async def check(client: EngineClient, launcher: ThreadLauncher) -> None:
         streams = [client.generate(request(f"r{i}")) for i in range(5)]
