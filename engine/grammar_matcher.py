@@ -1,4 +1,4 @@
-"""Grammars enforced by llguidance: the only import of that library in the engine.
+"""Grammars enforced by llguidance: with `endless_loop.py` the only import of it in the engine.
 
 A grammar text is llguidance's own (JSON Schema, Lark or regex inside). It is compiled once, kept
 in a bounded cache, and every sequence gets a copy of the compiled matcher. Compiling includes the
@@ -9,7 +9,8 @@ asked after everything that could fail.
 
 Where only one text can follow, the library allows only the tokens that its tokenizer makes of that
 text. As this tokenizer reads control tokens in it, a grammar that spells one is compiled without
-that: then every way to write a text is allowed. Knows no sequence and no sampling.
+that: then every way to write a text is allowed. An output that goes in circles is led out of them
+(`endless_loop.py`). Knows no sequence and no sampling.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from engine.endless_loop import LoopGuard, WayOut
 from engine.grammar import UNCONSTRAINED, Grammar, GrammarError, TokenMask
 
 _CACHE_SIZE = 64
@@ -40,6 +42,7 @@ class _Vocabulary:
 
     tokenizer: LLTokenizer
     control_texts: tuple[str, ...]
+    way_out: WayOut
 
 
 class GrammarFactory:
@@ -74,7 +77,8 @@ class GrammarFactory:
             self._compiled.move_to_end(text)
             while len(self._compiled) > _CACHE_SIZE:
                 self._compiled.popitem(last=False)
-            return MatcherGrammar(template.deep_copy(), vocabulary.tokenizer.vocab_size)
+            guard = LoopGuard(vocabulary.way_out)
+            return MatcherGrammar(template.deep_copy(), vocabulary.tokenizer.vocab_size, guard)
 
     def _open_vocabulary(self) -> _Vocabulary:
         with self._vocabulary_lock:
@@ -92,14 +96,16 @@ class GrammarFactory:
                 tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=ends)
         except ValueError as error:
             raise GrammarError(f"this model's tokenizer cannot be constrained: {error}") from error
-        return _Vocabulary(tokenizer, tuple(token["content"] for token in added))
+        control_texts = tuple(token["content"] for token in added)
+        return _Vocabulary(tokenizer, control_texts, WayOut(tokenizer))
 
 
 class MatcherGrammar:
     """A `Grammar` over a matcher of its own."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, guard: LoopGuard) -> None:
         self._matcher = matcher
+        self._guard = guard
         self._num_words = -(-vocab_size // _WORD_BITS)
         self._buffer = np.zeros((1, self._num_words), np.int32)
 
@@ -112,6 +118,7 @@ class MatcherGrammar:
         if num_rows > len(self._buffer):
             self._buffer = np.zeros((num_rows, self._num_words), np.int32)
         _fill_mask(self._matcher, self._buffer[0])
+        self._guard.narrow(self._matcher, self._buffer[0])
         masks: list[TokenMask | None] = [self._buffer[0]]
         if draft_token_ids:
             masks += self._masks_behind(draft_token_ids)
@@ -121,6 +128,7 @@ class MatcherGrammar:
         for count, token_id in enumerate(token_ids, start=1):
             if not self._matcher.consume_token(token_id):
                 raise GrammarError(_reason(self._matcher))
+            self._guard.push(token_id)
             if self._matcher.is_stopped():
                 return count
         return len(token_ids)
@@ -130,13 +138,15 @@ class MatcherGrammar:
 
     def _masks_behind(self, draft_token_ids: Sequence[int]) -> list[TokenMask | None]:
         """A copy takes the drafts, which costs microseconds and can always be thrown away."""
-        scout = self._matcher.deep_copy()
+        scout, guard = self._matcher.deep_copy(), self._guard.copy()
         masks: list[TokenMask | None] = [None] * len(draft_token_ids)
         for index, token_id in enumerate(draft_token_ids):
             if scout.is_stopped() or not scout.try_consume_tokens([token_id]):
                 break
-            masks[index] = self._buffer[1 + index]
-            _fill_mask(scout, self._buffer[1 + index])
+            guard.push(token_id)
+            mask = masks[index] = self._buffer[1 + index]
+            _fill_mask(scout, mask)
+            guard.narrow(scout, mask)
         return masks
 
 

@@ -13,15 +13,43 @@ import llvmlite
 import numba
 import platformdirs
 
-from engine import attention_kernel, rows_kernel, sampling_kernel, simd
+from engine import (
+    attention_kernel,
+    gather_kernel,
+    panel_matrix,
+    panel_simd,
+    panel_tiles,
+    rows_kernel,
+    sampling_kernel,
+    simd,
+    step_kernel,
+    thread_team,
+)
+from engine.speculation import match_model
+
+_MODULES = (
+    attention_kernel,
+    gather_kernel,
+    match_model,
+    panel_matrix,
+    panel_simd,
+    panel_tiles,
+    rows_kernel,
+    sampling_kernel,
+    simd,
+    step_kernel,
+    thread_team,
+)
 
 _DISPATCHERS = (
     attention_kernel.run_part,
+    gather_kernel.gather_window,
     rows_kernel.copy_rows,
+    rows_kernel.first_row_beyond,
     rows_kernel.unpack_rows,
-    sampling_kernel.penalize,
-    sampling_kernel.sample_row,
-    sampling_kernel.log_sum_exp,
+    *sampling_kernel.DISPATCHERS,
+    *match_model.DISPATCHERS,
+    step_kernel.run_step,
 )
 
 
@@ -41,6 +69,6 @@ def use_kernel_cache(root: Path) -> bool:
 
 def _fingerprint() -> str:
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
-    for module in (simd, attention_kernel, rows_kernel, sampling_kernel):
+    for module in _MODULES:
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()[:16]

@@ -14,12 +14,13 @@ from engine.kv_format import BLOCK_SIZE, KVFormat
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """One layer's pages. B blocks of 16 tokens, H KV heads, D stored elements, G scale groups.
+    """The pages of layer `layer`. B blocks of 16 tokens, H KV heads, D stored elements, G groups.
 
-    `keys` [B, H, D, 16], `values` [B, H, 16, D] in the format's dtype;
-    `key_scales`, `value_scales` [B, H, G, 16] float32.
+    `keys` [B, H, D, 16], `values` [B, H, 16, D], each in the dtype, with the D and G of its part of
+    the format; `key_scales`, `value_scales` [B, H, G, 16] float32.
     """
 
+    layer: int
     keys: NDArray[np.generic]
     values: NDArray[np.generic]
     key_scales: NDArray[np.float32]
@@ -34,18 +35,18 @@ class PagedKVCache:
     """All layers' pages for `num_blocks` blocks. Zeroed lazily by the operating system."""
 
     def __init__(self, config: ModelConfig, kv_format: KVFormat, num_blocks: int) -> None:
-        kv_format.check(config.head_size)
         self.kv_format = kv_format
         self.num_blocks = num_blocks
         heads = (config.num_layers, num_blocks, config.num_kv_heads)
-        size = kv_format.stored_size(config.head_size)
-        groups = kv_format.num_groups(config.head_size)
-        keys = np.zeros((*heads, size, BLOCK_SIZE), kv_format.dtype)
-        values = np.zeros((*heads, BLOCK_SIZE, size), kv_format.dtype)
-        key_scales = np.zeros((*heads, groups, BLOCK_SIZE), np.float32)
-        value_scales = np.zeros_like(key_scales)
+        size = kv_format.padded_size(config.head_size)
+        key, value = kv_format.keys, kv_format.values
+        keys = np.zeros((*heads, key.stored_size(size), BLOCK_SIZE), key.dtype)
+        values = np.zeros((*heads, BLOCK_SIZE, value.stored_size(size)), value.dtype)
+        key_scales = np.zeros((*heads, key.num_groups(size), BLOCK_SIZE), np.float32)
+        value_scales = np.zeros((*heads, value.num_groups(size), BLOCK_SIZE), np.float32)
+        self.arrays = (keys, values, key_scales, value_scales)
         self.layers = tuple(
-            LayerPages(keys[i], values[i], key_scales[i], value_scales[i])
+            LayerPages(i, keys[i], values[i], key_scales[i], value_scales[i])
             for i in range(config.num_layers)
         )
         self.num_bytes = keys.nbytes + values.nbytes + key_scales.nbytes + value_scales.nbytes

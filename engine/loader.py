@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from engine import kernel_cache
 from engine.architectures.config import ModelConfig
-from engine.attention_kernel import KernelAttention
+from engine.batch import Batch, Float32Array
 from engine.bundle import Bundle
+from engine.cpu_form import open_cpu_form
+from engine.device_board import DeviceBoard, DeviceReport, LaneReport
+from engine.device_config import NpuSettings
+from engine.dispatcher import CpuDispatcher
 from engine.embedding import Embedding
+from engine.engine_parts import EngineParts
 from engine.errors import BundleError, DoesNotFit
 from engine.export.model import INDEX_FILE
 from engine.export.weights_file import read_matrix
 from engine.grammar_matcher import GrammarFactory
 from engine.kv_cache import PagedKVCache, num_blocks_for
 from engine.kv_format import BLOCK_SIZE, KV_FORMATS
-from engine.lane import CpuLane
+from engine.kv_guard import choose_kv_format, read_kv_noise
+from engine.lane_gate import GateState
+from engine.lane_usage import Usage
 from engine.model_runner import ModelRunner
-from engine.placement import place
+from engine.placement import CPU, EMULATED, Finding, Placement, place
 from engine.sampler import Sampler
-from engine.self_test import is_batch_invariant
-from engine.session import find_npu
+from engine.self_test import is_batch_invariant, is_batch_invariant_form
+from engine.speculation.config import Speculation, SpeculationConfig
+from engine.speculation.draft_loader import kv_bytes_without_draft, load_speculation
 from engine.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
 OnPhase = Callable[[str], None]
+
+_NOT_LOOKED_FOR = Finding(False, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,8 @@ class EngineConfig:
     """What one engine is told. `max_model_len` None: the model's own context length.
 
     `max_num_batched_tokens` bounds the tokens of a step, `max_logits_rows` the logits of one.
+    `kernels` is one of `cpu_form.CPU_KERNELS`. `state_folder` holds what engines of this machine
+    share (the NPU's lease, cost profiles); None: the user's cache. `npu` says how it is opened.
     """
 
     bundle: Path
@@ -49,11 +62,18 @@ class EngineConfig:
     max_num_batched_tokens: int
     max_logits_rows: int = 64
     kernel_cache: Path | None = None
+    kernels: str = "auto"
+    state_folder: Path | None = None
+    npu: NpuSettings = NpuSettings()
+    speculation: SpeculationConfig = SpeculationConfig()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What turned out while loading; `max_model_len` is what the KV cache can really hold."""
+    """What turned out while loading; `max_model_len` is what the KV cache can really hold.
+
+    `token_buckets`: the sizes of a step that need no padding; empty where all sizes are equal.
+    """
 
     max_model_len: int
     num_blocks: int
@@ -66,57 +86,150 @@ class EngineFacts:
     batch_invariant: bool
     weight_format: str
     kv_bytes: int
+    kv_format_reason: str = ""
+    token_buckets: tuple[int, ...] = ()
+
+
+class EngineRunner(Protocol):
+    """What computes the steps and tells what it did."""
+
+    @property
+    def usage(self) -> Usage: ...
+
+    def execute(self, batch: Batch) -> Float32Array: ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    runner: ModelRunner
+    """`devices` tells how they are while the engine runs; `info` how it was when it was loaded."""
+
+    runner: EngineRunner
     sampler: Sampler
     grammars: GrammarFactory
     info: EngineFacts
+    devices: DeviceBoard
+    speculation: Speculation
 
 
 def load_engine(engine: EngineConfig, on_phase: OnPhase) -> LoadedEngine:
     """Raises BundleError, DeviceUnavailable or DoesNotFit, each with a line that says the fix."""
-    bundle = Bundle.open(engine.bundle)
-    config = bundle.config
-    placement = place(engine.device, *(find_npu() if engine.device != "cpu" else (False, "")))
+    placement = find_placement(engine.device)
     logger.info("device %s: %s", placement.device, placement.reason)
-    cache = _make_cache(config, engine)
-    max_model_len = _max_model_len(config, engine, cache)
-    on_phase("loading the weights")
-    lane = CpuLane(
-        config,
-        bundle.path,
-        engine.max_num_batched_tokens,
-        max(engine.max_logits_rows, engine.max_num_seqs),
-        engine.num_threads,
-    )
-    attention = KernelAttention(
-        config, cache.kv_format, max_model_len, engine.max_num_batched_tokens, engine.num_threads
-    )
-    runner = ModelRunner(lane, attention, _open_embedding(bundle), cache)
-    sampler = Sampler(config.vocab_size)
-    compiled = kernel_cache.use_kernel_cache(engine.kernel_cache or kernel_cache.default_folder())
-    on_phase("warming up" if compiled else "compiling the kernels (once, about half a minute)")
-    warm_up(runner, sampler, config)
-    invariant = is_batch_invariant(lane)
+    parts = load_parts(engine, on_phase)
+    speculation = load_speculation(engine.speculation, parts, on_phase)
+    sampler = Sampler(parts.bundle.config.vocab_size, parts.num_threads)
+    on_phase("warming up")
+    warm_up(parts.cpu, sampler, parts.bundle.config)
+    invariant = _is_batch_invariant(parts)
     if not invariant:
         logger.warning("this machine's matrix kernels are not batch-invariant")
-    facts = EngineFacts(
-        max_model_len=max_model_len,
-        num_blocks=cache.num_blocks,
+    runner, devices = _open_runner(parts, placement, engine.state_folder, on_phase)
+    kv_choice = choose_kv_format(engine.kv_format, read_kv_noise(parts.bundle.path))
+    facts = replace(
+        _facts(parts, placement, invariant),
+        kv_format_reason=kv_choice.reason,
+        token_buckets=_token_buckets(placement, engine),
+    )
+    grammars = open_grammars(parts.bundle)
+    return LoadedEngine(runner, sampler, grammars, facts, devices, speculation)
+
+
+def find_placement(device: str) -> Placement:
+    """Looks for an NPU if one might be used. Raises DeviceUnavailable."""
+    if device == CPU:
+        return place(CPU, _NOT_LOOKED_FOR, _NOT_LOOKED_FOR)
+    from engine.qnn_session import find_emulator, find_npu
+
+    if device == EMULATED:
+        return place(device, _NOT_LOOKED_FOR, Finding(*find_emulator()))
+    return place(device, Finding(*find_npu()), _NOT_LOOKED_FOR)
+
+
+def load_parts(engine: EngineConfig, on_phase: OnPhase) -> EngineParts:
+    """All but the NPU. Raises BundleError or DoesNotFit."""
+    bundle = Bundle.open(engine.bundle)
+    kv_choice = choose_kv_format(engine.kv_format, read_kv_noise(bundle.path))
+    logger.log(
+        logging.WARNING if kv_choice.is_risky else logging.INFO,
+        "KV format %s: %s",
+        kv_choice.kv_format,
+        kv_choice.reason,
+    )
+    engine = replace(engine, kv_format=kv_choice.kv_format)
+    kv_bytes = kv_bytes_without_draft(
+        engine.speculation, bundle, engine.kv_format, engine.kv_memory_bytes
+    )
+    cache = _make_cache(bundle.config, replace(engine, kv_memory_bytes=kv_bytes))
+    max_model_len = _max_model_len(bundle.config, engine, cache)
+    compiled = kernel_cache.use_kernel_cache(engine.kernel_cache or kernel_cache.default_folder())
+    on_phase("loading the weights" if compiled else "compiling the kernels (once, half a minute)")
+    embedding = _open_embedding(bundle)
+    max_tokens = engine.max_num_batched_tokens
+    max_rows = max(engine.max_logits_rows, engine.max_num_seqs)
+    cpu = open_cpu_form(
+        bundle,
+        embedding,
+        cache,
+        max_model_len,
+        max_tokens,
+        max_rows,
+        engine.num_threads,
+        engine.kernels,
+    )
+    return EngineParts(
+        bundle,
+        embedding,
+        cache,
+        cpu,
+        max_model_len,
+        max_tokens,
+        max_rows,
+        engine.num_threads,
+        engine.npu,
+    )
+
+
+def _open_runner(
+    parts: EngineParts, placement: Placement, state_folder: Path | None, on_phase: OnPhase
+) -> tuple[EngineRunner, DeviceBoard]:
+    if placement.wants_npu:
+        from engine.npu_engine import open_beside_cpu
+
+        return open_beside_cpu(parts, placement, state_folder, on_phase)
+    lanes = (LaneReport(CPU, GateState.OPEN),)
+    board = DeviceBoard(DeviceReport(CPU, placement.reason, lanes, "everything on the cpu"))
+    return CpuDispatcher(parts.cpu), board
+
+
+def _is_batch_invariant(parts: EngineParts) -> bool:
+    if isinstance(parts.cpu, ModelRunner):
+        return is_batch_invariant(parts.cpu.lane)
+    room = parts.cache.num_blocks * BLOCK_SIZE
+    return is_batch_invariant_form(parts.cpu, min(parts.max_tokens, parts.max_model_len, room))
+
+
+def _token_buckets(placement: Placement, engine: EngineConfig) -> tuple[int, ...]:
+    if not placement.wants_npu:
+        return ()
+    from engine.npu_opening import token_buckets
+
+    return token_buckets(placement.device, engine.npu)
+
+
+def _facts(parts: EngineParts, placement: Placement, batch_invariant: bool) -> EngineFacts:
+    return EngineFacts(
+        max_model_len=parts.max_model_len,
+        num_blocks=parts.cache.num_blocks,
         block_size=BLOCK_SIZE,
-        kv_format=cache.kv_format.name,
-        vocab_size=config.vocab_size,
+        kv_format=parts.cache.kv_format.name,
+        vocab_size=parts.bundle.config.vocab_size,
         device=placement.device,
         device_reason=placement.reason,
-        num_threads=engine.num_threads,
-        batch_invariant=invariant,
-        weight_format=bundle.weight_format,
-        kv_bytes=cache.num_bytes,
+        num_threads=parts.num_threads,
+        batch_invariant=batch_invariant,
+        weight_format=parts.bundle.weight_format,
+        kv_bytes=parts.cache.num_bytes,
     )
-    return LoadedEngine(runner, sampler, open_grammars(bundle), facts)
 
 
 def open_grammars(bundle: Bundle) -> GrammarFactory:
@@ -166,4 +279,4 @@ def _open_embedding(bundle: Bundle) -> Embedding:
             f"{bundle.path / INDEX_FILE} is damaged ({error}); "
             f"run: hexlm pull {bundle.name} --force"
         ) from error
-    return Embedding(bundle.weights_path, matrix)
+    return Embedding(bundle.weights_path, matrix, bundle.config.embedding_scale)

@@ -12,24 +12,26 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from engine.architectures.config import ModelConfig
 from engine.architectures.encoder import EncoderConfig
 from engine.importers.summary import CheckpointSummary
 
 # Raise it whenever what the exporter writes changes in a way that the engine must notice.
-BUNDLE_FORMAT = 1
+BUNDLE_FORMAT = 2
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ModelKind(StrEnum):
-    """What a model does: it writes text, or it turns texts into vectors."""
+    """What a model does: it writes text, turns texts into vectors, or scores pairs of texts."""
 
     GENERATION = "generation"
     EMBEDDING = "embedding"
+    RERANK = "rerank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,12 @@ class Manifest:
 
     @property
     def kind(self) -> ModelKind:
-        is_encoder = isinstance(self.config, EncoderConfig)
-        return ModelKind.EMBEDDING if is_encoder else ModelKind.GENERATION
+        if not isinstance(self.config, EncoderConfig):
+            return ModelKind.GENERATION
+        return ModelKind.RERANK if self.config.is_cross_encoder else ModelKind.EMBEDDING
 
 
-Record = TypeVar("Record", ModelConfig, EncoderConfig, BundleSource, CheckpointSummary, BundleFile)
+Record = TypeVar("Record")
 
 
 def encode_manifest(manifest: Manifest) -> str:
@@ -90,13 +93,13 @@ def decode_manifest(text: str) -> Manifest:
             f"it has the format {document['format']}, this version of hexlm reads {BUNDLE_FORMAT}"
         )
     return Manifest(
-        name=_read(document, "name", "str"),
-        converter=_read(document, "converter", "str"),
-        weight_format=_read(document, "weight_format", "str"),
+        name=_read(document, "name", str),
+        converter=_read(document, "converter", str),
+        weight_format=_read(document, "weight_format", str),
         config=_decode_config(document),
         source=_decode(BundleSource, document.get("source")),
         summary=_decode(CheckpointSummary, document.get("summary")),
-        files=tuple(_decode_file(item) for item in _read(document, "files", "list")),
+        files=_read(document, "files", tuple[BundleFile, ...]),
     )
 
 
@@ -104,11 +107,25 @@ def _decode_config(document: Mapping[str, Any]) -> ModelConfig | EncoderConfig:
     """Bundles that do not say their kind are older than the second one."""
     match document.get("kind", ModelKind.GENERATION):
         case ModelKind.GENERATION:
-            return _decode(ModelConfig, document.get("config"))
-        case ModelKind.EMBEDDING:
+            return _decode_decoder(document.get("config"))
+        case ModelKind.EMBEDDING | ModelKind.RERANK:
             return _decode_encoder(document.get("config"))
         case kind:
             raise ValueError(f"its model.json has the unknown kind {str(kind)[:40]!r}")
+
+
+def _decode_decoder(item: object) -> ModelConfig:
+    config = _decode(ModelConfig, item)
+    fits_together = (
+        config.layers
+        and 0 < config.num_kv_heads <= config.num_heads
+        and not config.num_heads % config.num_kv_heads
+        and all(layer.rope < len(config.ropes) for layer in config.layers)
+        and all(rope.rotary_size <= config.head_size for rope in config.ropes)
+    )
+    if not fits_together or not config.context_length:
+        raise ValueError("its model.json has numbers that do not fit together")
+    return config
 
 
 def _decode_encoder(item: object) -> EncoderConfig:
@@ -118,46 +135,45 @@ def _decode_encoder(item: object) -> EncoderConfig:
     return config
 
 
-def _decode_file(item: object) -> BundleFile:
-    file = _decode(BundleFile, item)
+def _decode(kind: type[Record], item: object) -> Record:
+    """A dataclass of plain values, or of other such dataclasses, each checked against its type."""
+    if not isinstance(item, dict):
+        raise ValueError("its model.json is incomplete")
+    hints = get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    record = kind(**{name: _read(item, name, hints[name]) for name in names})
+    if isinstance(record, BundleFile):
+        _check_file(record)
+    return record
+
+
+def _check_file(file: BundleFile) -> None:
     if not SAFE_NAME.fullmatch(file.name):
         raise ValueError(f"its model.json lists the file name {file.name!r}")
     if file.sha256 is not None and not SHA256.fullmatch(file.sha256):
         raise ValueError(f"its model.json has a wrong digest for {file.name}")
-    return file
 
 
-def _decode(kind: type[Record], item: object) -> Record:
-    """A dataclass of plain values, each checked against its annotation."""
-    if not isinstance(item, dict):
-        raise ValueError("its model.json is incomplete")
-    fields = dataclasses.fields(kind)
-    return kind(**{field.name: _read(item, field.name, str(field.type)) for field in fields})
+def _read(document: Mapping[str, Any], key: str, kind: Any) -> Any:
+    return _value(document.get(key), key, kind)
 
 
-def _read(document: Mapping[str, Any], key: str, annotation: str) -> Any:
-    value = document.get(key)
-    if annotation == "tuple[int, ...]":
-        value = tuple(value) if isinstance(value, list) else value
-    if not _fits(value, annotation):
-        raise ValueError(f"its model.json has the wrong value {value!r} for {key!r}")
+def _value(value: object, key: str, kind: Any) -> Any:
+    """`value` as the annotation `kind` says. Lists of JSON become tuples."""
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise _wrong_value(value, key)
+        return tuple(_value(item, key, get_args(kind)[0]) for item in value)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _decode(kind, value)
+    if isinstance(kind, UnionType):
+        return None if value is None else _value(value, key, get_args(kind)[0])
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise _wrong_value(value, key)
+    if isinstance(value, int) and value < 0:
+        raise _wrong_value(value, key)
     return value
 
 
-def _fits(value: object, annotation: str) -> bool:
-    match annotation:
-        case "int":
-            return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        case "float":
-            return isinstance(value, float)
-        case "bool":
-            return isinstance(value, bool)
-        case "str":
-            return isinstance(value, str)
-        case "list":
-            return isinstance(value, list)
-        case "tuple[int, ...]":
-            return isinstance(value, tuple) and all(_fits(item, "int") for item in value)
-        case "int | None" | "str | None":
-            return value is None or _fits(value, annotation.removesuffix(" | None"))
-    raise AssertionError(f"no check for values of type {annotation}")
+def _wrong_value(value: object, key: str) -> ValueError:
+    return ValueError(f"its model.json has the wrong value {repr(value)[:80]} for {key!r}")

@@ -1,33 +1,57 @@
-"""Logits to tokens, one row at a time.
+"""Logits to tokens.
 
-For each row, in this order:
+For each row, by itself and in this order:
 1. the logits are copied if any of 2 to 4 is to change them;
 2. repetition, presence and frequency penalties;
 3. logit bias;
 4. the end tokens are masked while fewer than `min_tokens` exist, and so is what a grammar does not
    allow; where the grammar allows nothing else, the end tokens stay;
 5. greedy: the most likely token, the lowest id of equals; otherwise temperature, min_p, top_k,
-   top_p and a draw that is a function of (seed, position).
+   top_p and a draw that is a function of (seed, position); against a draft that a draft model has
+   drawn, the draw is one of rejection sampling.
 Log-probabilities are those of the raw logits, before 2. A row with a NaN gives no token and
 harms no other row. Knows nothing of sequences' lives: rows in, tokens out.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from engine.batch import Float32Array
+from engine.batch import Float32Array, Int32Array
 from engine.grammar import GrammarError, TokenMask
 from engine.logprobs import TokenLogprobs
-from engine.sampling_kernel import log_sum_exp, mask_logits, penalize, sample_row
+from engine.sampling_kernel import (
+    accept_or_draw,
+    log_sum_exp,
+    make_scratch,
+    mask_logits,
+    most_likely,
+    penalize,
+    sample_row,
+    sample_rows,
+)
 from engine.sampling_params import SamplingParams
 from engine.simd import LANES
 
-GREEDY_TEMPERATURE = 1e-5
+MIN_PARALLEL_ROWS = 8
 _SEED_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnDraft:
+    """A draft that a draft model drew, with what it was drawn from.
+
+    `ids` [N] int32, ascending, and `probabilities` [N] float32, which sum to 1.
+    """
+
+    token_id: int
+    ids: Int32Array
+    probabilities: Float32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +60,7 @@ class SampleRow:
 
     `token_ids` is everything before it (the first `num_prompt_tokens` are the prompt) and may be
     the sequence's live list: it is read during the call only. `token_mask`: what a grammar allows.
+    `draft`: the token is to be drawn by rejection sampling against this.
     """
 
     row: int
@@ -44,6 +69,7 @@ class SampleRow:
     token_ids: Sequence[int]
     num_prompt_tokens: int
     token_mask: TokenMask | None = None
+    draft: DrawnDraft | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,52 +81,88 @@ class Sampled:
 
 
 class Sampler:
-    """Scratch memory for one vocabulary. Not thread-safe: one per loop thread."""
+    """Scratch memory for one vocabulary. Not thread-safe: one per loop thread.
 
-    def __init__(self, vocab_size: int) -> None:
+    Rows whose logits are drawn from as they are share one call of the kernel, on `num_threads`
+    threads if they are many.
+    """
+
+    def __init__(self, vocab_size: int, num_threads: int = 1) -> None:
         self._vocab_size = vocab_size
-        self._scratch = np.full(-(-vocab_size // LANES) * LANES, -np.inf, np.float32)
+        self._adjustable = np.full(-(-vocab_size // LANES) * LANES, -np.inf, np.float32)
         self._counts = np.zeros(vocab_size, np.int32)
-        self._maxima = np.zeros(len(self._scratch) // LANES, np.float32)
-        self._histogram = np.zeros((2, 4096), np.float64)
+        self._scratch = [make_scratch(vocab_size) for _ in range(num_threads)]
+        self._helpers = ThreadPoolExecutor(max(1, num_threads - 1), "sampling")
 
     def sample(self, logits: Float32Array, rows: Sequence[SampleRow]) -> list[Sampled]:
         """`logits` [R, V] float32 is not changed; one result per row asked for."""
-        return [self._sample_one(logits[row.row], row) for row in rows]
+        together = [index for index, row in enumerate(rows) if _is_drawn_as_it_is(row)]
+        drawn = self._draw(logits, [rows[index] for index in together]) if together else []
+        tokens = dict(zip(together, drawn, strict=True))
+        results = []
+        for index, row in enumerate(rows):
+            token = tokens[index] if index in tokens else self._pick(logits[row.row], row)
+            results.append(self._with_logprobs(logits[row.row], row, token))
+        return results
 
     def score(self, logits: Float32Array, row: int, token_id: int, num_top: int) -> TokenLogprobs:
         """The raw log-probability of a given token, with the `num_top` most likely ones."""
         return self._logprobs(logits[row], token_id, num_top)
 
-    def _sample_one(self, logits: Float32Array, row: SampleRow) -> Sampled:
-        token = self._pick(logits, row)
+    def _with_logprobs(self, logits: Float32Array, row: SampleRow, token: int | None) -> Sampled:
         if token is None or row.params.logprobs is None:
             return Sampled(token)
         return Sampled(token, self._logprobs(logits, token, row.params.logprobs))
 
+    def _draw(self, logits: Float32Array, rows: Sequence[SampleRow]) -> list[int | None]:
+        """One token for each of these rows, none of which needs its logits changed."""
+        params = [row.params for row in rows]
+        drawn = np.empty(len(rows), np.int64)
+        arguments = (
+            np.ascontiguousarray(logits),
+            np.array([row.row for row in rows], np.int64),
+            np.array([each.temperature for each in params], np.float64),
+            np.array([each.top_k for each in params], np.int64),
+            np.array([each.top_p for each in params], np.float64),
+            np.array([each.min_p for each in params], np.float64),
+            np.array([each.seed & _SEED_MASK for each in params], np.uint64),
+            np.array([row.position for row in rows], np.int64),
+        )
+        num_parts = len(self._scratch) if len(rows) >= MIN_PARALLEL_ROWS else 1
+        others = [
+            self._helpers.submit(
+                sample_rows, part, num_parts, *arguments, self._scratch[part], drawn
+            )
+            for part in range(1, num_parts)
+        ]
+        sample_rows(0, num_parts, *arguments, self._scratch[0], drawn)
+        for other in others:
+            other.result()
+        return [None if token < 0 else token for token in drawn.tolist()]
+
     def _pick(self, logits: Float32Array, row: SampleRow) -> int | None:
-        params = row.params
-        greedy = params.temperature < GREEDY_TEMPERATURE or params.top_k == 1
-        if greedy and row.token_mask is None and not _is_adjusted(row):
+        if row.token_mask is not None or _is_adjusted(row):
+            logits = self._adjusted(logits, row)
+        params, draft = row.params, row.draft
+        if params.is_greedy:
             return _argmax(logits)
-        adjusted = self._adjusted(logits, row)
-        if greedy:
-            return _argmax(adjusted)
-        token = sample_row(
-            self._scratch, self._vocab_size, params.temperature, params.top_k, params.top_p,
-            params.min_p, np.uint64(params.seed & _SEED_MASK), row.position, self._maxima,
-            self._histogram,
+        how = (
+            params.temperature, params.top_k, params.top_p, params.min_p,
+            np.uint64(params.seed & _SEED_MASK), row.position, self._scratch[0],
         )  # fmt: skip
+        if draft is None:
+            token = sample_row(logits, *how)
+        else:
+            token = accept_or_draw(logits, *how, draft.token_id, draft.ids, draft.probabilities)
         return None if token < 0 else int(token)
 
     def _adjusted(self, logits: Float32Array, row: SampleRow) -> Float32Array:
-        """The row's logits in scratch, changed as its parameters ask."""
-        params, scratch = row.params, self._scratch[: self._vocab_size]
+        """The row's logits, changed as its parameters ask, in memory of the sampler."""
+        params, scratch = row.params, self._adjustable[: self._vocab_size]
         scratch[:] = logits
-        self._scratch[self._vocab_size :] = -np.inf
         if _is_penalized(params):
             penalize(
-                scratch, self._counts, np.array(row.token_ids, np.int32), row.num_prompt_tokens,
+                scratch, self._counts, _as_array(row.token_ids), row.num_prompt_tokens,
                 np.float32(params.repetition_penalty), np.float32(params.presence_penalty),
                 np.float32(params.frequency_penalty),
             )  # fmt: skip
@@ -114,15 +176,36 @@ class Sampler:
         return scratch
 
     def _logprobs(self, logits: Float32Array, token_id: int, num_top: int) -> TokenLogprobs:
-        normalizer = log_sum_exp(logits, self._scratch)
+        normalizer = log_sum_exp(logits, self._adjustable)
 
         def logprob(each: int) -> float:
             return min(float(logits[each]) - normalizer, 0.0)  # in this order a NaN stays one
 
-        top = _most_likely(logits, num_top) if num_top else []
+        top = self._most_likely(logits, num_top) if num_top else []
         return TokenLogprobs(
             token_id, logprob(token_id), tuple((each, logprob(each)) for each in top)
         )
+
+    def _most_likely(self, logits: Float32Array, count: int) -> list[int]:
+        """Ids, most likely first, the lowest first of equals."""
+        candidates = most_likely(logits, count, self._scratch[0])
+        order = np.argsort(-logits[candidates], kind="stable")
+        ids: list[int] = candidates[order[:count]].tolist()
+        return ids
+
+
+def _as_array(token_ids: Sequence[int]) -> Int32Array:
+    """[N] int32; by way of `array`, which reads a list twice as fast as numpy does."""
+    return np.frombuffer(array("i", token_ids), np.int32)
+
+
+def _is_drawn_as_it_is(row: SampleRow) -> bool:
+    return (
+        row.token_mask is None
+        and row.draft is None
+        and not row.params.is_greedy
+        and not _is_adjusted(row)
+    )
 
 
 def _apply_mask(logits: Float32Array, token_mask: TokenMask, stops: list[int]) -> None:
@@ -159,14 +242,3 @@ def _argmax(logits: Float32Array) -> int | None:
     """The first largest, or None if there is a NaN (which numpy's argmax always finds)."""
     token = int(logits.argmax())
     return None if np.isnan(logits[token]) else token
-
-
-def _most_likely(logits: Float32Array, count: int) -> list[int]:
-    """Ids, most likely first, the lowest first of equals."""
-    maxima = logits[: len(logits) // LANES * LANES].reshape(-1, LANES).max(axis=1)
-    # `count` runs have a maximum that is at least this, so at least `count` ids are candidates.
-    least = np.partition(maxima, -count)[-count] if count <= len(maxima) else -np.inf
-    candidates = np.flatnonzero(logits >= least)
-    order = np.argsort(-logits[candidates], kind="stable")
-    ids: list[int] = candidates[order[:count]].tolist()
-    return ids

@@ -1,4 +1,4 @@
-"""The numba side of sampling: one row of logits to one token, without sorting the vocabulary.
+"""The numba side of sampling: rows of logits to tokens, without sorting the vocabulary.
 
 All randomness is `uniform(seed, position)`, a hash: no generator state exists anywhere.
 Knows numbers only; `sampler.py` decides what to call.
@@ -10,12 +10,35 @@ from typing import Any
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from engine import simd
-from engine.simd import LANES
+from engine.simd import LANES, RUN
 
-_NUM_BUCKETS = 4096
-_BUCKET_SHIFT = 19  # float32 bits → sign, exponent and 4 bits of mantissa
+Scratch = tuple[NDArray[Any], ...]
+
+# Draws of rejection sampling must not depend on each other, nor on a plain draw at that position.
+_DRAFT_STREAM = np.uint64(0xA0761D6478BD642F)
+_ACCEPT_STREAM = np.uint64(0xE7037ED1A0B428DB)
+_RESIDUAL_STREAM = np.uint64(0x8EBC6AF09C88C6E3)
+
+_FIRST_SHARE = np.float32(1 / 256)
+_NEXT_SHARE = np.float32(1 / 64)
+_LEAST_SHARE = np.float32(1e-37)  # the exponential is 0 before that
+
+
+def make_scratch(vocab_size: int) -> Scratch:
+    """Memory for one thread's rows: padding of a row's end, the maximum and the mass of every
+    run, and ids, exponentials and a reordered copy of the candidates."""
+    num_runs = vocab_size // RUN + 1
+    return (
+        np.zeros(RUN, np.float32),
+        np.zeros(num_runs, np.float32),
+        np.zeros(num_runs, np.float32),
+        np.zeros(vocab_size, np.int32),
+        np.zeros(vocab_size, np.float32),
+        np.zeros(max(vocab_size, num_runs), np.float32),
+    )
 
 
 @numba.njit(nogil=True)
@@ -82,130 +105,326 @@ def mask_logits(logits: Any, token_mask: Any) -> int:
     return num_left
 
 
-@numba.njit(nogil=True, fastmath={"reassoc"})
-def _mass_from(p: Any, threshold: Any) -> float:
+@numba.njit(nogil=True)
+def _max_of(values: Any, count: Any) -> Any:
+    largest = values[0]
+    for i in range(1, count):
+        largest = max(largest, values[i])
+    return largest
+
+
+@numba.njit(nogil=True)
+def _measure(row: Any, tail: Any, maxima: Any) -> Any:
+    """The largest logit, and that of every run of 64 to `maxima`. A NaN counts as +inf.
+
+    The row's last, partial run is copied to `tail` [64] and padded with -inf.
+    """
+    num_whole = row.shape[0] // RUN
+    simd.run_maxima(row.ctypes.data, num_whole, maxima.ctypes.data)
+    tail[:] = -np.inf
+    num_left = row.shape[0] - num_whole * RUN
+    tail[:num_left] = row[num_whole * RUN :]
+    simd.run_maxima(tail.ctypes.data, 1, maxima.ctypes.data + num_whole * 4)
+    return _max_of(maxima, num_whole + 1)
+
+
+@numba.njit(nogil=True)
+def _weigh(row: Any, tail: Any, largest: Any, inverse: Any, masses: Any) -> float:
+    """The sum of exp((logit - largest) * inverse); of every run to `masses`."""
+    num_whole = row.shape[0] // RUN
+    simd.run_masses(row.ctypes.data, num_whole, largest, inverse, masses.ctypes.data)
+    simd.run_masses(tail.ctypes.data, 1, largest, inverse, masses.ctypes.data + num_whole * 4)
     total = np.float64(0)
-    for i in range(p.shape[0]):
-        total += p[i] if p[i] >= threshold else np.float32(0)
+    for run in range(num_whole + 1):
+        total += masses[run]
     return total
 
 
 @numba.njit(nogil=True)
-def _fill_histogram(p: Any, maxima: Any, floor: Any, histogram: Any) -> None:
-    """Counts and masses of the elements >= floor, by the leading bits of the float."""
-    bits = p.view(np.uint32)
-    size = p.shape[0] // maxima.shape[0]
-    histogram[:] = 0
-    for run in range(maxima.shape[0]):
-        if maxima[run] >= floor:
-            for i in range(run * size, run * size + size):
-                if p[i] >= floor:
-                    bucket = bits[i] >> np.uint32(_BUCKET_SHIFT)
-                    histogram[0, bucket] += 1
-                    histogram[1, bucket] += p[i]
-
-
-@numba.njit(nogil=True)
-def _sorted_bucket(p: Any, maxima: Any, floor: Any, bucket: Any, count: Any) -> Any:
-    """The elements >= floor in a bucket, ascending."""
-    bits = p.view(np.uint32)
-    size = p.shape[0] // maxima.shape[0]
-    members = np.empty(np.int64(count), np.float32)
-    filled = 0
-    for run in range(maxima.shape[0]):
-        if maxima[run] >= floor:
-            for i in range(run * size, run * size + size):
-                if p[i] >= floor and bits[i] >> np.uint32(_BUCKET_SHIFT) == bucket:
-                    members[filled] = p[i]
-                    filled += 1
-    members.sort()
-    return members
-
-
-@numba.njit(nogil=True)
-def _descend(p: Any, maxima: Any, floor: Any, max_count: Any, max_mass: Any, histogram: Any) -> Any:
+def _cut(values: Any, count: Any, max_count: Any, max_mass: Any) -> Any:
     """The largest threshold whose elements number `max_count` or weigh `max_mass`.
 
-    Only one bucket of the histogram is ever sorted. Elements below `floor` do not take part; equal
-    elements stand or fall together. `maxima` [V / size] holds the largest element of each run of
-    `size`, so that most runs are passed over at one look.
+    The smallest element if there is none. Equal elements stand or fall together. Reorders
+    `values`: a quickselect (Hoare 1961) whose scale is, if so asked, the mass.
     """
-    _fill_histogram(p, maxima, floor, histogram)
-    counts, masses = histogram[0], histogram[1]
-    count = mass = 0.0
-    bucket = _NUM_BUCKETS - 1
-    while bucket > 0 and (count + counts[bucket] < max_count and mass + masses[bucket] < max_mass):
-        count += counts[bucket]
-        mass += masses[bucket]
-        bucket -= 1
-    if counts[bucket] == 0:
-        return floor
-    members = _sorted_bucket(p, maxima, floor, bucket, counts[bucket])
-    for i in range(members.shape[0] - 1, -1, -1):
-        count += 1
-        mass += members[i]
-        if count >= max_count or mass >= max_mass:
-            return members[i]
-    return members[0]
+    low, high = 0, count
+    num_above, mass_above = 0.0, 0.0
+    pivot = values[0]
+    while low < high:
+        a, b, c = values[low], values[(low + high) // 2], values[high - 1]
+        pivot = max(min(a, b), min(max(a, b), c))
+        end_above, end_equal, i = low, high, low
+        num, mass = num_above, mass_above
+        while i < end_equal:  # larger ones to the front, smaller ones to the back
+            value = values[i]
+            if value > pivot:
+                num += 1
+                mass += value
+                values[i], values[end_above] = values[end_above], value
+                end_above += 1
+                i += 1
+            elif value < pivot:
+                end_equal -= 1
+                values[i], values[end_equal] = values[end_equal], value
+            else:
+                i += 1
+        if end_above > low and (num >= max_count or mass >= max_mass):
+            high = end_above
+            continue
+        num += end_equal - end_above
+        mass += np.float64(pivot) * (end_equal - end_above)
+        if num >= max_count or mass >= max_mass:
+            return pivot
+        num_above, mass_above, low = num, mass, end_equal
+    return pivot
 
 
 @numba.njit(nogil=True)
-def _pick(p: Any, threshold: Any, target: Any) -> int:
+def _collect(
+    row: Any, tail: Any, maxima: Any, floor: Any, largest: Any, inverse: Any, ids: Any, p: Any
+) -> int:
+    """The tokens whose logit is at least `floor`, in id order, and their exponentials."""
+    num_whole = row.shape[0] // RUN
+    count = 0
+    for run in range(num_whole + 1):
+        if maxima[run] < floor:
+            continue
+        elements = tail if run == num_whole else row[run * RUN : run * RUN + RUN]
+        for i in range(RUN):
+            if elements[i] >= floor and elements[i] > -np.inf:
+                ids[count] = run * RUN + i
+                p[count] = simd.exp((elements[i] - largest) * inverse)
+                count += 1
+    return count
+
+
+@numba.njit(nogil=True)
+def _mass_from(p: Any, count: Any, threshold: Any) -> float:
+    mass = np.float64(0)
+    for i in range(count):
+        if p[i] >= threshold:
+            mass += p[i]
+    return mass
+
+
+@numba.njit(nogil=True)
+def _pick(ids: Any, p: Any, count: Any, threshold: Any, target: Any) -> int:
     """The first id, in id order, where the running mass of elements >= threshold passes target."""
     mass = np.float64(0)
+    last = ids[0]
+    for i in range(count):
+        if p[i] >= threshold and p[i] > 0:
+            mass += p[i]
+            last = ids[i]
+            if mass > target:
+                break
+    return int(last)
+
+
+@numba.njit(nogil=True)
+def _pick_from_all(
+    row: Any, tail: Any, masses: Any, largest: Any, inverse: Any, target: Any
+) -> int:
+    """`_pick` without a threshold: only the run that the target lies in is looked into."""
+    num_whole = row.shape[0] // RUN
+    reached, before, chosen = np.float64(0), np.float64(0), 0
+    for run in range(num_whole + 1):
+        if masses[run] > 0:
+            before, chosen = reached, run
+            reached += masses[run]
+            if reached > target:
+                break
+    elements = tail if chosen == num_whole else row[chosen * RUN : chosen * RUN + RUN]
     last = 0
-    for start in range(0, p.shape[0], LANES):
-        block = p[start : start + LANES]
-        block_mass = _mass_from(block, threshold)
-        if mass + block_mass <= target:
-            mass += block_mass
-            continue
-        for i in range(LANES):
-            if block[i] >= threshold and block[i] > 0:
-                mass += block[i]
-                last = start + i
-                if mass > target:
-                    return last
-    if last == 0:
-        return int(np.argmax(p))
-    return last
+    for i in range(RUN):
+        p = simd.exp((elements[i] - largest) * inverse)
+        if p > 0:
+            before += p
+            last = i
+            if before > target:
+                break
+    return int(chosen * RUN + last)
+
+
+@numba.njit(nogil=True)
+def _floor(largest: Any, share: Any, temperature: Any) -> Any:
+    """A logit below which no token weighs `share` of the largest, rounding included."""
+    distance = (np.log(np.float64(share)) - 1e-4) * temperature
+    return np.float32(largest + distance - abs(np.float64(largest)) * 1e-6)
+
+
+@numba.njit(nogil=True)
+def _limited(row: Any, largest: Any, temperature: Any, top_k: Any, min_p: Any, scratch: Any) -> Any:
+    """What min_p and top_k leave: (number of candidates, threshold, their mass)."""
+    tail, maxima, _, ids, p, work = scratch
+    num_runs = row.shape[0] // RUN + 1
+    is_counted = 0 < top_k < row.shape[0]
+    floor, threshold = np.float32(-np.inf), np.float32(min_p)
+    if min_p > 0:
+        floor = _floor(largest, min_p, temperature)
+    if is_counted and top_k <= num_runs:  # k runs have a maximum that is at least this
+        work[:num_runs] = maxima[:num_runs]
+        floor = max(floor, _cut(work, num_runs, np.float64(top_k), np.inf))
+    count = _collect(row, tail, maxima, floor, largest, np.float32(1.0 / temperature), ids, p)
+    if is_counted and count > top_k:
+        work[:count] = p[:count]
+        threshold = max(threshold, _cut(work, count, np.float64(top_k), np.inf))
+    return count, threshold, _mass_from(p, count, threshold)
+
+
+@numba.njit(nogil=True)
+def _heaviest(row: Any, largest: Any, temperature: Any, top_p: Any, scratch: Any) -> Any:
+    """Candidates that hold at least `top_p` of all mass: (their number, 0, the mass of all)."""
+    tail, maxima, masses, ids, p, _ = scratch
+    inverse = np.float32(1.0 / temperature)
+    mass = _weigh(row, tail, largest, inverse, masses)
+    share, count = _FIRST_SHARE, 0
+    while True:
+        floor = _floor(largest, share, temperature)
+        count = _collect(row, tail, maxima, floor, largest, inverse, ids, p)
+        if _mass_from(p, count, np.float32(0)) >= mass * top_p or share < _LEAST_SHARE:
+            return count, np.float32(0), mass
+        share *= _NEXT_SHARE
 
 
 @numba.njit(nogil=True)
 def sample_row(
-    p: Any, vocab_size: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any,
-    seed: Any, position: Any, maxima: Any, histogram: Any,
+    row: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any,
+    scratch: Any,
 ) -> int:  # fmt: skip
-    """A token, or -1 when there is a NaN. `p` holds the logits and is overwritten.
+    """A token, or -1 when there is a NaN or nothing to choose from.
 
-    `p` [V padded to a multiple of 16] float32, the padding being -inf; `maxima` [V / 16] float32
-    and `histogram` [2, 4096] float64 are scratch. Order: temperature, then
-    min_p relative to the most likely token, then top_k, then top_p of what those two left.
+    `row` [V] float32, which stays as it is; `scratch` is of `make_scratch`. Order: temperature,
+    then min_p relative to the most likely token, then top_k, then top_p of what those two left.
     Then the inverse of the cumulative distribution, in id order.
     """
-    num_vectors = p.shape[0] // LANES
-    largest = simd.row_max(p.ctypes.data, num_vectors)
-    inverse = np.float32(1.0 / temperature)
-    for i in range(p.shape[0]):
-        p[i] = (p[i] - largest) * inverse
-    total = np.float64(simd.row_exp(p.ctypes.data, num_vectors, np.float32(0)))
-    if np.isnan(total):
+    tail, maxima, masses, ids, p, work = scratch
+    largest = _measure(row, tail, maxima)
+    if not np.isfinite(largest):
         return -1
-    threshold = np.float32(min_p)
-    if 0 < top_k < vocab_size or top_p < 1:
-        for run in range(num_vectors):
-            maxima[run] = simd.row_max(p.ctypes.data + run * LANES * 4, 1)
-    if 0 < top_k < vocab_size:
-        floor = threshold
-        if top_k < num_vectors:  # k runs have a maximum that is at least this, so k elements have
-            floor = max(floor, _descend(maxima, maxima, floor, top_k, np.inf, histogram))
-        threshold = max(threshold, _descend(p, maxima, floor, top_k, np.inf, histogram))
+    u = uniform(seed, position)
+    is_limited = min_p > 0 or 0 < top_k < row.shape[0]
+    if not is_limited and top_p >= 1:
+        inverse = np.float32(1.0 / temperature)
+        total = _weigh(row, tail, largest, inverse, masses)
+        return _pick_from_all(row, tail, masses, largest, inverse, u * total)
+    if is_limited:
+        count, threshold, mass = _limited(row, largest, temperature, top_k, min_p, scratch)
+    else:
+        count, threshold, mass = _heaviest(row, largest, temperature, top_p, scratch)
     if top_p < 1:
-        mass = _mass_from(p, threshold)
-        # What lies below this cannot all together weigh 1 - top_p, so the cut is above it.
-        floor = max(threshold, np.float32(mass * (1 - top_p) / p.shape[0]))
-        threshold = max(threshold, _descend(p, maxima, floor, np.inf, mass * top_p, histogram))
-    return _pick(p, threshold, uniform(seed, position) * _mass_from(p, threshold))
+        work[:count] = p[:count]
+        threshold = max(threshold, _cut(work, count, np.inf, mass * top_p))
+    return _pick(ids, p, count, threshold, u * _mass_from(p, count, threshold))
+
+
+@numba.njit(nogil=True)
+def sample_rows(
+    part: Any, num_parts: Any, logits: Any, rows: Any, temperatures: Any, top_ks: Any, top_ps: Any,
+    min_ps: Any, seeds: Any, positions: Any, scratch: Any, out: Any,
+) -> None:  # fmt: skip
+    """`sample_row` for every `num_parts`-th of `rows` [N] of `logits` [R, V], results to `out`."""
+    for i in range(part, rows.shape[0], num_parts):
+        out[i] = sample_row(
+            logits[rows[i]], temperatures[i], top_ks[i], top_ps[i], min_ps[i], seeds[i],
+            positions[i], scratch,
+        )  # fmt: skip
+
+
+@numba.njit(nogil=True)
+def _candidates(
+    row: Any, largest: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, scratch: Any
+) -> Any:
+    """All tokens that may be drawn, in the scratch: (number of candidates, threshold)."""
+    work = scratch[5]
+    count, threshold, mass = _limited(row, largest, temperature, top_k, min_p, scratch)
+    if top_p < 1:
+        work[:count] = scratch[4][:count]
+        threshold = max(threshold, _cut(work, count, np.inf, mass * top_p))
+    return count, threshold
+
+
+@numba.njit(nogil=True)
+def draw_draft(
+    row: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any,
+    scratch: Any, ids: Any, q: Any,
+) -> Any:  # fmt: skip
+    """(A token, how many it was drawn from), or (-1, 0). Those and their probabilities are left
+    in `ids` and `q`, which bound their number: of more, the first in id order are taken."""
+    largest = _measure(row, scratch[0], scratch[1])
+    if not np.isfinite(largest):
+        return -1, 0
+    count, threshold = _candidates(row, largest, temperature, top_k, top_p, min_p, scratch)
+    num_kept, mass = 0, np.float64(0)
+    for i in range(count):
+        p = scratch[4][i]
+        if p >= threshold and num_kept < ids.shape[0]:
+            ids[num_kept], q[num_kept] = scratch[3][i], p
+            mass += p
+            num_kept += 1
+    u = uniform(seed ^ _DRAFT_STREAM, position)
+    token = _pick(ids, q, num_kept, np.float32(0), u * mass)
+    for i in range(num_kept):
+        q[i] /= mass
+    return token, num_kept
+
+
+@numba.njit(nogil=True)
+def _probability(ids: Any, p: Any, count: Any, token: Any) -> float:
+    at = np.searchsorted(ids[:count], token)
+    return np.float64(p[at]) if at < count and ids[at] == token else 0.0
+
+
+@numba.njit(nogil=True)
+def accept_or_draw(
+    row: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any,
+    scratch: Any, draft: Any, draft_ids: Any, q: Any,
+) -> int:  # fmt: skip
+    """Rejection sampling (Leviathan et al. 2023; Chen et al. 2023): a token drawn as from the row.
+
+    The token `draft` was drawn from `draft_ids` [N] (ascending) with probabilities `q` [N]. With
+    the row's probabilities p it stands with the chance min(1, p / q); otherwise the token comes
+    from the positive part of p - q. -1 as in `sample_row`.
+    """
+    largest = _measure(row, scratch[0], scratch[1])
+    if not np.isfinite(largest):
+        return -1
+    count, threshold = _candidates(row, largest, temperature, top_k, top_p, min_p, scratch)
+    ids, p, residual = scratch[3], scratch[4], scratch[5]
+    mass = _mass_from(p, count, threshold)
+    for i in range(count):
+        p[i] = p[i] / mass if p[i] >= threshold else 0
+    chance = _probability(draft_ids, q, q.shape[0], draft)
+    if uniform(seed ^ _ACCEPT_STREAM, position) * chance < _probability(ids, p, count, draft):
+        return int(draft)
+    total, at = np.float64(0), 0
+    for i in range(count):
+        while at < q.shape[0] and draft_ids[at] < ids[i]:
+            at += 1
+        is_drafted = at < q.shape[0] and draft_ids[at] == ids[i]
+        residual[i] = max(np.float32(0), p[i] - q[at] if is_drafted else p[i])
+        total += residual[i]
+    left = residual if total > 0 else p  # p equals q but for rounding
+    u = uniform(seed ^ _RESIDUAL_STREAM, position)
+    return _pick(ids, left, count, np.float32(0), u * (total if total > 0 else 1.0))
+
+
+@numba.njit(nogil=True)
+def most_likely(row: Any, wanted: Any, scratch: Any) -> Any:
+    """The ids of at least the `wanted` largest logits, in id order. A view of the scratch."""
+    tail, maxima, _, ids, p, work = scratch
+    num_runs = row.shape[0] // RUN + 1
+    _measure(row, tail, maxima)
+    floor = np.float32(-np.inf)
+    if wanted <= num_runs:
+        work[:num_runs] = maxima[:num_runs]
+        floor = _cut(work, num_runs, np.float64(wanted), np.inf)
+    count = 0
+    for i in range(row.shape[0]):
+        if maxima[i // RUN] >= floor and row[i] >= floor:
+            ids[count] = i
+            count += 1
+    return ids[:count]
 
 
 @numba.njit(nogil=True)
@@ -216,3 +435,10 @@ def log_sum_exp(logits: Any, scratch: Any) -> float:
     scratch[logits.shape[0] :] = -np.inf
     largest = simd.row_max(scratch.ctypes.data, num_vectors)
     return largest + np.log(np.float64(simd.row_exp(scratch.ctypes.data, num_vectors, largest)))
+
+
+DISPATCHERS = (
+    penalize, mask_logits, sample_row, sample_rows, draw_draft, accept_or_draw, most_likely,
+    log_sum_exp,
+)  # fmt: skip
+"""What is compiled when first called, for the cache of compiled kernels."""

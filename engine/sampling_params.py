@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+GREEDY_TEMPERATURE = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -12,6 +14,8 @@ class SamplingParams:
     `temperature` below 1e-5 and `top_k == 1` are greedy. `top_k == 0` keeps every token.
     `repetition_penalty` counts prompt and output; presence and frequency count the output only.
     `seed` is always set: the draw at a position is a pure function of (seed, position).
+    `is_seeded` False: nobody asked for that seed, so drafts of a draft model may be verified by
+    rejection sampling, which draws other tokens from the same distribution.
     `stop_token_ids` already holds the model's end tokens, unless they are to be ignored.
     They are masked out until `min_tokens` tokens exist.
     `logprobs`: None for none, k for the sampled token's and the k most likely ones'.
@@ -30,3 +34,8 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    is_seeded: bool = True
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1

@@ -1,4 +1,4 @@
-"""ONNX Runtime, and the only module that imports it: sessions, bindings, devices, its errors.
+"""ONNX Runtime on the CPU: sessions, bindings, its errors. The NPU's are in `qnn_session.py`.
 
 A session never falls back to another provider behind our back. Thread pools: every segment's
 session has one of its own, whose threads spin for 20 microseconds only; measured against one
@@ -7,7 +7,7 @@ global pool in docs/decisions.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,13 +16,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from engine.errors import BundleError, DeviceError
+from engine.errors import BundleError, DeviceError, EngineError
 
 _SPIN_US = "20"
 _GROW_AS_ASKED = 1
 _CPU = "CPUExecutionProvider"
-_QNN = "QNNExecutionProvider"
-_ERRORS = (
+ORT_ERRORS = (
     ort_state.EPFail, ort_state.EngineError, ort_state.Fail, ort_state.InvalidArgument,
     ort_state.InvalidGraph, ort_state.InvalidProtobuf, ort_state.ModelLoaded, ort_state.NoModel,
     ort_state.NoSuchFile, ort_state.NotImplemented, ort_state.RuntimeException, RuntimeError,
@@ -30,10 +29,11 @@ _ERRORS = (
 
 
 @contextmanager
-def _translated(kind: type[BundleError] | type[DeviceError], what: str) -> Iterator[None]:
+def translated(kind: type[EngineError], what: str) -> Iterator[None]:
+    """ONNX Runtime's errors inside the block become one line of `kind`."""
     try:
         yield
-    except _ERRORS as error:
+    except ORT_ERRORS as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise kind(f"{what}: {first_line}") from error
 
@@ -59,7 +59,7 @@ class CpuSessions:
 
     def open(self, path: Path) -> Session:
         """Raises BundleError when the graph or its weights cannot be loaded."""
-        with _translated(BundleError, f"{path} cannot be loaded"):
+        with translated(BundleError, f"{path} cannot be loaded"):
             session = ort.InferenceSession(path, self._options, providers=[_CPU])
         return Session(path.name, session)
 
@@ -67,27 +67,41 @@ class CpuSessions:
 class Session:
     """One graph with its inputs and outputs bound to arrays of ours."""
 
-    def __init__(self, name: str, session: ort.InferenceSession) -> None:
+    def __init__(
+        self,
+        name: str,
+        session: ort.InferenceSession,
+        run_options: ort.RunOptions | None = None,
+        device_error: Callable[[str], type[DeviceError]] = lambda message: DeviceError,
+    ) -> None:
+        """`device_error` picks the kind of error that the message of a failed run stands for."""
         self._name = name
         session.disable_fallback()
+        self._owner = session
         self._session = session._sess  # the wrapper's own checks cost as much as a small graph
         self._binding = session.io_binding()
         self._raw_binding = self._binding._iobinding
+        self._run_options = run_options
+        self._device_error = device_error
 
-    def bind_input(self, name: str, array: NDArray[np.float32]) -> None:
+    def binding(self) -> Session:
+        """The same loaded graph with bindings of its own."""
+        return Session(self._name, self._owner, self._run_options, self._device_error)
+
+    def bind_input(self, name: str, array: NDArray[np.generic]) -> None:
         """`array` must be C-contiguous and outlive the binding; it is read at every run."""
-        self._binding.bind_input(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
-    def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
+    def bind_output(self, name: str, array: NDArray[np.generic]) -> None:
         """`array` must be C-contiguous, of the output's exact shape, and outlive the binding."""
-        self._binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        self._binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
     def run(self) -> None:
         """Raises DeviceError."""
         try:
-            self._session.run_with_iobinding(self._raw_binding, None)
-        except _ERRORS as error:
-            with _translated(DeviceError, f"{self._name} failed"):
+            self._session.run_with_iobinding(self._raw_binding, self._run_options)
+        except ORT_ERRORS as error:
+            with translated(self._device_error(str(error)), f"{self._name} failed"):
                 raise error
 
 
@@ -102,38 +116,29 @@ class CallableSession:
 
     def run(self, **inputs: NDArray[np.float32] | NDArray[np.int32]) -> NDArray[np.float32]:
         """The graph's only output, in memory of its own. Raises DeviceError."""
-        with _translated(DeviceError, f"{self._name} failed"):
+        with translated(DeviceError, f"{self._name} failed"):
             (output,) = self._session.run(self._outputs, inputs)
         result: NDArray[np.float32] = output
         return result
 
+    def run_all(self, inputs: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+        """All outputs by name, in memory of their own. Raises DeviceError."""
+        with translated(DeviceError, f"{self._name} failed"):
+            outputs = self._session.run(self._outputs, dict(inputs))
+        return dict(zip(self._outputs, outputs, strict=True))
 
-def open_callable(path: Path, num_threads: int) -> CallableSession:
-    """On the CPU provider. Raises BundleError when the graph or its weights cannot be loaded."""
+
+def open_callable(graph: Path | bytes, num_threads: int) -> CallableSession:
+    """A file, or a serialized graph without external data, on the CPU provider.
+
+    Raises BundleError when the graph or its weights cannot be loaded.
+    """
+    name, where = (graph.name, graph) if isinstance(graph, Path) else ("graph", "the graph")
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = False  # shapes vary from call to call
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
-    with _translated(BundleError, f"{path} cannot be loaded"):
-        session = ort.InferenceSession(path, options, providers=[_CPU])
-    return CallableSession(path.name, session)
-
-
-def find_npu() -> tuple[bool, str]:
-    """Whether a Hexagon NPU can be used, and a sentence that says why or why not."""
-    try:
-        import onnxruntime_qnn
-    except ImportError:
-        return False, "the package onnxruntime-qnn is not installed"
-    try:
-        ort.register_execution_provider_library(_QNN, onnxruntime_qnn.get_library_path())
-    except _ERRORS as error:
-        return False, f"the QNN provider cannot be loaded: {str(error).splitlines()[0]}"
-    devices = [device for device in ort.get_ep_devices() if device.ep_name == _QNN]
-    found = any(device.device.type == ort.OrtHardwareDeviceType.NPU for device in devices)
-    del devices
-    ort.unregister_execution_provider_library(_QNN)  # nothing uses it yet
-    if found:
-        return True, "the QNN provider lists a Hexagon NPU"
-    return False, "the QNN provider lists no Hexagon NPU on this machine"
+    with translated(BundleError, f"{where} cannot be loaded"):
+        session = ort.InferenceSession(graph, options, providers=[_CPU])
+    return CallableSession(name, session)

@@ -17,10 +17,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as _numba_intrinsic
 
+from engine.vector_sizes import INT4_GROUP_SIZE as INT4_GROUP_SIZE
+from engine.vector_sizes import LANES as LANES
+
 intrinsic: Any = _numba_intrinsic  # its own annotations describe the function before wrapping
 
-LANES = 16
-INT4_GROUP_SIZE = 32
+RUN = 4 * LANES
+"""Elements of a run: four independent vectors keep the units busy."""
 
 _F32 = ir.FloatType()
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -32,10 +35,14 @@ _EXP_UNDERFLOW = -87.0
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 _EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
                    1.6666665459e-1, 5.0000001201e-1)  # fmt: skip
-_ROUND_MAGIC, _ROUND_MAGIC_BITS = 12582912.0, 0x4B400000
+# tanh(x): Cephes' tanhf, a polynomial in x * x below this and 1 - 2 / (exp(2 x) + 1) above it.
+_TANH_SMALL, _TANH_ONE = 0.625, 9.1
+_TANH_POLYNOMIAL = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
+                    -3.33332819422e-1)  # fmt: skip
+ROUND_MAGIC, ROUND_MAGIC_BITS = 12582912.0, 0x4B400000
 
 
-class _Emitter:
+class Emitter:
     """Shorthand over an IR builder for float32 vectors (or scalars) at integer addresses."""
 
     def __init__(self, builder: Any) -> None:
@@ -92,7 +99,7 @@ class _Emitter:
         underflow = self.constant(_EXP_UNDERFLOW, x)
         is_zero = b.fcmp_ordered("<", x, underflow)
         x = b.select(is_zero, underflow, x)
-        magic = self.constant(_ROUND_MAGIC, x)
+        magic = self.constant(ROUND_MAGIC, x)
         shifted = self.fma(x, self.constant(_LOG2_E, x), magic)
         n = b.fsub(shifted, magic)
         r = self.fma(n, self.constant(-_LN2_HIGH, x), x)
@@ -103,6 +110,25 @@ class _Emitter:
         p = b.fadd(self.fma(b.fmul(p, r), r, r), self.constant(1.0, x))
         return b.select(is_zero, self.constant(0.0, x), b.fmul(p, self._power_of_two(shifted)))
 
+    def tanh(self, x: Any) -> Any:
+        """Of a vector; NaN for NaN, relative error about 2e-7."""
+        b, one = self.b, self.constant(1.0, x)
+        size = b.bitcast(
+            b.and_(b.bitcast(x, _I32V), ir.Constant(_I32V, [0x7FFFFFFF] * LANES)), _F32V
+        )
+        bounded = b.select(b.fcmp_ordered(">", size, self.constant(_TANH_ONE, x)),
+                           self.constant(_TANH_ONE, x), size)  # fmt: skip
+        grown = b.fadd(self.exp(b.fadd(bounded, bounded)), one)
+        large = b.fsub(one, b.fdiv(self.constant(2.0, x), grown))
+        square = b.fmul(x, x)
+        p = self.constant(_TANH_POLYNOMIAL[0], x)
+        for coefficient in _TANH_POLYNOMIAL[1:]:
+            p = self.fma(p, square, self.constant(coefficient, x))
+        small = self.fma(b.fmul(p, square), x, x)
+        is_negative = b.fcmp_ordered("<", x, self.constant(0.0, x))
+        signed = b.select(is_negative, b.fsub(self.constant(0.0, x), large), large)
+        return b.select(b.fcmp_ordered("<", size, self.constant(_TANH_SMALL, x)), small, signed)
+
     def _power_of_two(self, shifted: Any) -> Any:
         """2 ** n, from the float whose low bits hold n after the rounding trick."""
         vector = isinstance(shifted.type, ir.VectorType)
@@ -111,7 +137,7 @@ class _Emitter:
         def constant(value: int) -> Any:
             return ir.Constant(kind, [value] * LANES if vector else value)
 
-        n = self.b.sub(self.b.bitcast(shifted, kind), constant(_ROUND_MAGIC_BITS))
+        n = self.b.sub(self.b.bitcast(shifted, kind), constant(ROUND_MAGIC_BITS))
         exponent = self.b.shl(self.b.add(n, constant(127)), constant(23))
         return self.b.bitcast(exponent, shifted.type)
 
@@ -125,18 +151,18 @@ class _Emitter:
         return b.sitofp(b.sub(low, eight), _F32V), b.sitofp(b.sub(high, eight), _F32V)
 
 
-Emit = Callable[[_Emitter, Sequence[Any]], Any]
+Emit = Callable[[Emitter, Sequence[Any]], Any]
 
 
 def _scalar_kind(kind: Any) -> Any:
     return types.float32 if kind in types.real_domain else types.int64
 
 
-def _result(signature: Any, emit: Emit) -> tuple[Any, Any]:
+def result_of(signature: Any, emit: Emit) -> tuple[Any, Any]:
     """What a numba intrinsic returns: its signature and its code generator."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        returned = emit(_Emitter(builder), values)
+        returned = emit(Emitter(builder), values)
         return context.get_dummy_value() if returned is None else returned
 
     return signature, generate
@@ -150,14 +176,14 @@ def _page_kind(pages: Any) -> str:
 def _block_result(rows: Any, pages: Any, addresses: Sequence[Any], emitter: Any) -> tuple[Any, Any]:
     num_rows, kind = len(rows), _page_kind(pages)
 
-    def emit(e: _Emitter, values: Sequence[Any]) -> None:
+    def emit(e: Emitter, values: Sequence[Any]) -> None:
         emitter(e, kind, num_rows, *values[2:])
 
     signature = types.void(rows, pages, *(_scalar_kind(address) for address in addresses))
-    return _result(signature, emit)
+    return result_of(signature, emit)
 
 
-def _accumulators(e: _Emitter, num_rows: int) -> list[Any]:
+def _accumulators(e: Emitter, num_rows: int) -> list[Any]:
     zero = ir.Constant(_F32V, [0.0] * LANES)
     slots = []
     for _ in range(num_rows):
@@ -168,7 +194,7 @@ def _accumulators(e: _Emitter, num_rows: int) -> list[Any]:
 
 
 def _multiply_rows(
-    e: _Emitter, slots: list[Any], address: Any, stride: Any, offset: Any, vector: Any
+    e: Emitter, slots: list[Any], address: Any, stride: Any, offset: Any, vector: Any
 ) -> None:
     """slots[r] += scalar at (address + r * stride + offset) * vector, for every row r."""
     for r, slot in enumerate(slots):
@@ -176,7 +202,7 @@ def _multiply_rows(
         e.b.store(e.fma(e.splat(scalar), vector, e.b.load(slot)), slot)
 
 
-def _as_float(e: _Emitter, address: Any, offset: Any, kind: str) -> Any:
+def _as_float(e: Emitter, address: Any, offset: Any, kind: str) -> Any:
     if kind == "f32":
         return e.load(address, offset, _F32V)
     return e.b.sitofp(e.load(address, offset, _I8V, align=1), _F32V)
@@ -200,7 +226,7 @@ def scores(
 
 
 def _emit_scores(
-    e: _Emitter, kind: str, num_rows: int, q: Any, q_stride: Any, keys: Any, scales: Any,
+    e: Emitter, kind: str, num_rows: int, q: Any, q_stride: Any, keys: Any, scales: Any,
     head_size: Any, out: Any, out_stride: Any,
 ) -> None:  # fmt: skip
     if kind == "int4":
@@ -219,7 +245,7 @@ def _emit_scores(
 
 
 def _int4_scores(
-    e: _Emitter, q: Any, q_stride: Any, keys: Any, scales: Any, head_size: Any, num_rows: int
+    e: Emitter, q: Any, q_stride: Any, keys: Any, scales: Any, head_size: Any, num_rows: int
 ) -> list[Any]:
     totals = _accumulators(e, num_rows)
     half = INT4_GROUP_SIZE // 2
@@ -255,7 +281,7 @@ def weighted_sum(
 
 
 def _emit_weighted_sum(
-    e: _Emitter, kind: str, num_rows: int, p: Any, p_stride: Any, values: Any, scales: Any,
+    e: Emitter, kind: str, num_rows: int, p: Any, p_stride: Any, values: Any, scales: Any,
     head_size: Any, out: Any, out_stride: Any,
 ) -> None:  # fmt: skip
     num_halves = 2 if kind == "int4" else 1
@@ -274,12 +300,12 @@ def _emit_weighted_sum(
                 e.store(e.b.load(slot), out, place)
 
 
-def _row_place(e: _Emitter, start: Any, half: int, stride: Any, row: int) -> Any:
+def _row_place(e: Emitter, start: Any, half: int, stride: Any, row: int) -> Any:
     return e.b.add(e.b.add(start, e.i64(half * LANES * 4)), e.scaled(stride, row))
 
 
 def _load_rows(
-    e: _Emitter, out: Any, out_stride: Any, start: Any, num_rows: int, num_halves: int
+    e: Emitter, out: Any, out_stride: Any, start: Any, num_rows: int, num_halves: int
 ) -> list[list[Any]]:
     slots = [_accumulators(e, num_rows) for _ in range(num_halves)]
     for half, rows in enumerate(slots):
@@ -290,7 +316,7 @@ def _load_rows(
 
 
 def _values(
-    e: _Emitter, kind: str, values: Any, scales: Any, head_size: Any, chunk: Any, token: Any
+    e: Emitter, kind: str, values: Any, scales: Any, head_size: Any, chunk: Any, token: Any
 ) -> list[Any]:
     """The scaled values of one token in one chunk: one vector, or two for int4."""
     if kind == "int4":
@@ -307,23 +333,30 @@ def _values(
 @intrinsic
 def row_max(typing_context: Any, row: Any, num_vectors: Any) -> Any:
     """row_max(address, number of vectors) -> the largest float32, NaNs passed over."""
-    return _result(types.float32(_scalar_kind(row), _scalar_kind(num_vectors)), _emit_row_max)
+    return result_of(types.float32(_scalar_kind(row), _scalar_kind(num_vectors)), _emit_row_max)
 
 
 @intrinsic
 def row_exp(typing_context: Any, row: Any, num_vectors: Any, shift: Any) -> Any:
     """row_exp(address, number of vectors, shift): row = exp(row - shift) -> their sum."""
     kinds = (_scalar_kind(row), _scalar_kind(num_vectors), types.float32)
-    return _result(types.float32(*kinds), _emit_row_exp)
+    return result_of(types.float32(*kinds), _emit_row_exp)
+
+
+@intrinsic
+def row_softcap(typing_context: Any, row: Any, num_vectors: Any, cap: Any) -> Any:
+    """row_softcap(address, number of vectors, cap): row = cap * tanh(row / cap)."""
+    kinds = (_scalar_kind(row), _scalar_kind(num_vectors), types.float32)
+    return result_of(types.void(*kinds), _emit_row_softcap)
 
 
 @intrinsic
 def exp(typing_context: Any, x: Any) -> Any:
     """exp(x) -> the same exponential as `row_exp`, for one float32."""
-    return _result(types.float32(types.float32), lambda e, arguments: e.exp(arguments[0]))
+    return result_of(types.float32(types.float32), lambda e, arguments: e.exp(arguments[0]))
 
 
-def _emit_row_max(e: _Emitter, arguments: Sequence[Any]) -> Any:
+def _emit_row_max(e: Emitter, arguments: Sequence[Any]) -> Any:
     row, num_vectors = arguments
     slot = e.slot()
     e.b.store(ir.Constant(_F32V, [float("-inf")] * LANES), slot)
@@ -334,7 +367,16 @@ def _emit_row_max(e: _Emitter, arguments: Sequence[Any]) -> Any:
     return e.reduce("fmax", e.b.load(slot))
 
 
-def _emit_row_exp(e: _Emitter, arguments: Sequence[Any]) -> Any:
+def _emit_row_softcap(e: Emitter, arguments: Sequence[Any]) -> None:
+    row, num_vectors, cap = arguments
+    caps = e.splat(cap)
+    with cgutils.for_range(e.b, num_vectors) as loop:
+        offset = e.scaled(loop.index, LANES * 4)
+        value = e.tanh(e.b.fdiv(e.load(row, offset, _F32V), caps))
+        e.store(e.b.fmul(value, caps), row, offset)
+
+
+def _emit_row_exp(e: Emitter, arguments: Sequence[Any]) -> Any:
     row, num_vectors, shift = arguments
     (total,) = _accumulators(e, 1)
     with cgutils.for_range(e.b, num_vectors) as loop:
@@ -343,3 +385,78 @@ def _emit_row_exp(e: _Emitter, arguments: Sequence[Any]) -> Any:
         e.store(value, row, offset)
         e.b.store(e.b.fadd(e.b.load(total), value), total)
     return e.reduce("fadd", e.b.load(total), start=0.0)
+
+
+@intrinsic
+def run_maxima(typing_context: Any, row: Any, num_runs: Any, out: Any) -> Any:
+    """run_maxima(address, number of runs of 64, address out): the largest float32 of each run.
+
+    A NaN counts as +inf, so that it cannot hide.
+    """
+    kinds = (_scalar_kind(row), _scalar_kind(num_runs), _scalar_kind(out))
+    return result_of(types.void(*kinds), _emit_run_maxima)
+
+
+@intrinsic
+def run_masses(
+    typing_context: Any, row: Any, num_runs: Any, shift: Any, factor: Any, out: Any
+) -> Any:
+    """run_masses(address, number of runs of 64, shift, factor, address out).
+
+    The sum of exp((row - shift) * factor) over each run, float32; the row stays as it is.
+    """
+    kinds = (
+        _scalar_kind(row), _scalar_kind(num_runs), types.float32, types.float32, _scalar_kind(out),
+    )  # fmt: skip
+    return result_of(types.void(*kinds), _emit_run_masses)
+
+
+def _run_vectors(e: Emitter, row: Any, index: Any) -> list[Any]:
+    start = e.scaled(index, RUN * 4)
+    offsets = (e.b.add(start, e.i64(i * LANES * 4)) for i in range(RUN // LANES))
+    return [e.load(row, offset, _F32V) for offset in offsets]
+
+
+def _larger(e: Emitter, a: Any, b: Any) -> Any:
+    return e.b.select(e.b.fcmp_ordered(">", a, b), a, b)
+
+
+def _sum(e: Emitter, a: Any, b: Any) -> Any:
+    return e.b.fadd(a, b)
+
+
+def _fold(e: Emitter, vector: Any, combine: Callable[[Emitter, Any, Any], Any]) -> Any:
+    """Across the lanes by halves: a fixed order, and a fourth of the steps of one by one."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        low, high = (
+            e.b.shuffle_vector(
+                vector, vector, ir.Constant(ir.VectorType(_I32, width), [*range(at, at + width)])
+            )
+            for at in (0, width)
+        )
+        vector = combine(e, low, high)
+    return e.b.extract_element(vector, ir.Constant(_I32, 0))
+
+
+def _emit_run_maxima(e: Emitter, arguments: Sequence[Any]) -> None:
+    row, num_runs, out = arguments
+    infinite = ir.Constant(_F32V, [float("inf")] * LANES)
+    with cgutils.for_range(e.b, num_runs) as loop:
+        best = None
+        for value in _run_vectors(e, row, loop.index):
+            known = e.b.select(e.b.fcmp_unordered("uno", value, value), infinite, value)
+            best = known if best is None else _larger(e, known, best)
+        e.store(_fold(e, best, _larger), out, e.scaled(loop.index, 4))
+
+
+def _emit_run_masses(e: Emitter, arguments: Sequence[Any]) -> None:
+    row, num_runs, shift, factor, out = arguments
+    with cgutils.for_range(e.b, num_runs) as loop:
+        total = None
+        for value in _run_vectors(e, row, loop.index):
+            scaled = e.b.fmul(e.b.fsub(value, e.splat(shift)), e.splat(factor))
+            mass = e.exp(scaled)
+            total = mass if total is None else e.b.fadd(total, mass)
+        e.store(_fold(e, total, _sum), out, e.scaled(loop.index, 4))

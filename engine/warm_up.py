@@ -6,21 +6,25 @@ import numpy as np
 
 from engine.architectures.config import ModelConfig
 from engine.batch import Batch
-from engine.model_runner import ModelRunner
 from engine.sampler import Sampler, SampleRow
 from engine.sampling_params import SamplingParams
+from engine.speculation.match_model import MatchModel, MatchStatistics
+from engine.step_form import StepForm
 
 _SAMPLED = SamplingParams(
     max_tokens=1, temperature=0.5, top_p=0.5, presence_penalty=0.5, seed=1, logprobs=1
 )
+_DRAWN = SamplingParams(max_tokens=1, seed=1)
 
 
-def warm_up(runner: ModelRunner, sampler: Sampler, config: ModelConfig) -> None:
-    """A prefill of two tokens, a decode of one, and a draw. Leaves garbage in block 0 only."""
+def warm_up(runner: StepForm, sampler: Sampler, config: ModelConfig) -> None:
+    """A prefill of two tokens, a decode of one, and draws. Leaves garbage in block 0 only."""
     runner.execute(_batch(num_tokens=2, context_len=2))
     logits = runner.execute(_batch(num_tokens=1, context_len=3))
     all_allowed = np.full(-(-config.vocab_size // 32), -1, np.int32)
-    sampler.sample(logits, [SampleRow(0, 3, _SAMPLED, [0, 0, 0], 3, all_allowed)])
+    adjusted = SampleRow(0, 3, _SAMPLED, [0, 0, 0], 3, all_allowed)
+    sampler.sample(logits, [adjusted, SampleRow(0, 3, _DRAWN, [0, 0, 0], 3)])
+    MatchModel(8, MatchStatistics()).warm_up()
 
 
 def _batch(num_tokens: int, context_len: int) -> Batch:

@@ -2,7 +2,8 @@
 
 Server → engine: `GenerationRequest` or `EmbedRequest`, `Abort`, `Shutdown`. Engine → server:
 `EngineLoading` while it loads, then `EngineReady` or `EngineFailed`, then one `StepResult` per step
-(of an embedding engine: one `EmbedStep` per batch). All times are `time.time()` seconds, so that
+(of an embedding engine: one `EmbedStep` per batch), and a `DeviceReport` whenever a device of an
+engine with several of them changes its state. All times are `time.time()` seconds, so that
 both processes read the same clock.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from engine.device_board import DeviceReport
+from engine.lane_usage import LaneUsage
 from engine.logprobs import TokenLogprobs
 from engine.sampling_params import SamplingParams
 
@@ -24,13 +27,17 @@ class Priority(IntEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended, as the engine knows it. `ABORT` and `ERROR` never reach the wire."""
+    """Why a sequence ended, as the engine knows it. What follows `DEADLINE` is never on the wire.
+
+    `UNAVAILABLE`: the only device that may compute it is not there now.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     DEADLINE = "deadline"
     ABORT = "abort"
     ERROR = "error"
+    UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class GenerationRequest:
     `prompt_logprobs`: None, or k to get the prompt tokens' logprobs with k alternatives each.
     `grammar`: what the output must match, in llguidance's grammar text (already validated by the
     server); empty for none.
+    `predicted_token_ids`: what the client expects the output to be; it changes the speed only.
     """
 
     request_id: str
@@ -54,6 +62,7 @@ class GenerationRequest:
     resumed_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     grammar: str = ""
+    predicted_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,9 @@ class StepOutput:
     `logprobs` has an entry per new token if they were asked for. `prompt_logprobs` arrives once,
     with the first new token; its first entry is None (nothing predicts the first token).
     `num_cached_tokens` is how many prompt tokens the prefix cache held at admission.
-    `error` is a sentence for the client, set only with `FinishReason.ERROR`.
+    `error` is a sentence for the client, set only with `FinishReason.ERROR` and `UNAVAILABLE`.
+    `devices` have done matrix work for the sequence so far.
+    `num_draft_tokens` were checked in this step, `num_accepted_tokens` of them became output.
     """
 
     request_id: str
@@ -96,11 +107,17 @@ class StepOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """The engine's state after a step. Totals (`total_…`) count since the engine started."""
+    """The engine's state after a step. Totals (`total_…`) count since the engine started.
+
+    `devices` did the matrix work of the step; `lanes` is the account of each of them.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -114,11 +131,15 @@ class StepStats:
     total_prefix_queried_tokens: int = 0
     total_preemptions: int = 0
     total_failed_steps: int = 0
+    total_draft_tokens: int = 0
+    total_accepted_tokens: int = 0
     schedule_s: float = 0.0
     execute_s: float = 0.0
     sample_s: float = 0.0
     commit_s: float = 0.0
     queue_times_s: tuple[float, ...] = ()
+    devices: tuple[str, ...] = ()
+    lanes: tuple[LaneUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +189,7 @@ class EngineInfo:
     weight_format: str
     kv_bytes: int
     max_num_seqs: int
+    kv_format_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,4 +212,4 @@ class EngineFailed:
 
 
 ToEngine = GenerationRequest | EmbedRequest | Abort | Shutdown
-FromEngine = EngineLoading | EngineReady | EngineFailed | StepResult | EmbedStep
+FromEngine = EngineLoading | EngineReady | EngineFailed | DeviceReport | StepResult | EmbedStep

@@ -5,11 +5,24 @@ Reads sequences and results; changes nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine.grammar import GrammarError
 from engine.logprobs import TokenLogprobs
 from engine.sampler import Sampled
 from scheduler.messages import FinishReason, StepOutput
 from scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Drafts of a sequence that one step checked, and those of them that became output."""
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+NO_DRAFTS = DraftCounts()
 
 NAN_ERROR = "the model returned NaN for this sequence, so no token could be chosen"
 
@@ -21,6 +34,7 @@ def ended_output(sequence: Sequence, reason: FinishReason, error: str | None = N
         finish_reason=reason,
         num_cached_tokens=sequence.num_cached_tokens,
         error=error,
+        devices=sequence.devices,
     )
 
 
@@ -40,6 +54,7 @@ def token_output(
     new_token_ids: tuple[int, ...],
     reason: FinishReason | None,
     prompt_logprobs: list[TokenLogprobs] | None,
+    drafts: DraftCounts = NO_DRAFTS,
 ) -> StepOutput:
     """`prompt_logprobs`: of all prompt tokens but the first, when they are to be sent now."""
     return StepOutput(
@@ -50,6 +65,9 @@ def token_output(
         _token_logprobs(new_tokens) if sequence.sampling.logprobs is not None else None,
         None if prompt_logprobs is None else (None, *prompt_logprobs),
         sequence.num_cached_tokens,
+        num_draft_tokens=drafts.num_drafted,
+        num_accepted_tokens=drafts.num_accepted,
+        devices=sequence.devices,
     )
 
 

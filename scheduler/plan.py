@@ -41,8 +41,10 @@ class Plan:
 @dataclass(slots=True)
 class StepResults:
     """`sampled`: per sequence of the plan, one entry per sample row. `prompt_logprobs` and
-    `errors` (sentences for the client) only hold the indices of sequences that have some."""
+    `errors` (sentences for the client) only hold the indices of sequences that have some.
+    `is_unavailable`: the errors are that the only device that may compute is not there."""
 
     sampled: list[list[Sampled]] = field(default_factory=list)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    is_unavailable: bool = False

@@ -120,13 +120,15 @@ def fill_to_bucket(
     """The prefill chunks of a step (in rank order), cut so that the total lands on a bucket.
 
     Only prefills are cut, the last in rank first. If there is a bucket above, padding is the
-    better deal unless the one below is nearer and the cut takes at most half of the step. At
-    least one prefill token is kept, so a step never loses its prefill to the arithmetic. Without
-    buckets nothing changes.
+    better deal unless the one below is nearer and the cut takes at most half of the step. A step
+    that is larger than the largest bucket is some of those and a rest. At least one prefill token
+    is kept, so a step never loses its prefill to the arithmetic. Without buckets nothing changes.
     """
     total = num_decode_tokens + sum(chunks)
-    below = max((b for b in buckets if num_decode_tokens < b <= total), default=None)
-    above = min((b for b in buckets if b >= total), default=None)
+    whole = total // buckets[-1] * buckets[-1] if buckets else 0
+    sizes = [whole + rest for rest in (0, *buckets)] if buckets else []
+    below = max((size for size in sizes if num_decode_tokens < size <= total), default=None)
+    above = min((size for size in sizes if size >= total), default=None)
     if below is None:
         return list(chunks)
     excess, cut = total - below, list(chunks)

@@ -23,7 +23,11 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
+from engine.device_board import DeviceBoard, DeviceReport
 from engine.grammar import GrammarSource
+from engine.lane_usage import Usage
+from engine.speculation.config import Speculation
+from engine.speculation.step_costs import StepCosts, guess_for
 from scheduler.loop import StepLoop
 from scheduler.messages import (
     EngineFailed,
@@ -35,6 +39,7 @@ from scheduler.messages import (
     ToEngine,
 )
 from scheduler.policy import SchedulerConfig
+from scheduler.proposers import make_proposer
 from scheduler.scheduler import Scheduler
 from scheduler.worker import ModelWorker, Runner, TokenSampler
 
@@ -78,15 +83,30 @@ class EngineFactsLike(Protocol):
     def weight_format(self) -> str: ...
     @property
     def kv_bytes(self) -> int: ...
+    @property
+    def kv_format_reason(self) -> str: ...
+    @property
+    def token_buckets(self) -> tuple[int, ...]: ...
+
+
+class EngineRunner(Runner, Protocol):
+    @property
+    def usage(self) -> Usage: ...
 
 
 class LoadedEngineLike(Protocol):
+    """`devices` tells, in any thread, how the engine's devices are."""
+
     @property
-    def runner(self) -> Runner: ...
+    def runner(self) -> EngineRunner: ...
+    @property
+    def devices(self) -> DeviceBoard: ...
     @property
     def sampler(self) -> TokenSampler: ...
     @property
     def grammars(self) -> GrammarSource: ...
+    @property
+    def speculation(self) -> Speculation: ...
     @property
     def info(self) -> EngineFactsLike: ...
 
@@ -118,12 +138,14 @@ def run_engine(
 ) -> None:
     """Load, report, and run the loop until `Shutdown` or the end of the connection.
 
-    `max_model_len`, `num_blocks` and `block_size` of `config` are replaced by the engine's.
+    `max_model_len`, `num_blocks`, `block_size` and `token_buckets` of `config` are replaced by the
+    engine's.
     `on_closed` is called in the receiver thread when no more messages can come.
     """
+    connection = _SharedConnection(connection)
     inbox = start_receiver(connection, on_closed)
     try:
-        worker = load_and_report(connection, partial(_load_worker, load, config))
+        worker = load_and_report(connection, partial(_load_worker, load, config, connection))
         if worker is not None:
             StepLoop(worker, inbox, connection.send).run()
     except OSError as exc:
@@ -173,12 +195,45 @@ def load_and_report(
 
 
 def _load_worker(
-    load: EngineLoader, config: SchedulerConfig, on_phase: Callable[[str], None]
+    load: EngineLoader,
+    config: SchedulerConfig,
+    connection: Connection,
+    on_phase: Callable[[str], None],
 ) -> tuple[ModelWorker, EngineInfo]:
     engine = load(on_phase)
     info, config = _settle(engine.info, config)
     scheduler = Scheduler(config, grammars=engine.grammars)
-    return ModelWorker(scheduler, engine.runner, engine.sampler), info
+    runner = engine.runner
+    costs = StepCosts(guess_for(config.token_buckets))
+    proposer = make_proposer(engine.speculation, config, scheduler.kv, costs)
+    worker = ModelWorker(
+        scheduler, runner, engine.sampler, proposer, costs, usage=lambda: runner.usage
+    )
+    if len(engine.devices.report.lanes) > 1:  # the CPU alone has nothing to report
+        engine.devices.subscribe(partial(_send_report, connection))
+    return worker, info
+
+
+class _SharedConnection:
+    """A connection into which several threads send: the loop, and those that open devices."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+
+    def send(self, message: FromEngine, /) -> None:
+        with self._sending:
+            self._connection.send(message)
+
+    def recv(self) -> ToEngine:
+        return self._connection.recv()
+
+
+def _send_report(connection: Connection, report: DeviceReport) -> None:
+    try:
+        connection.send(report)
+    except OSError as exc:
+        logger.info("the server is gone and hears no report: %s", exc)
 
 
 class ServerGone(OSError):
@@ -204,6 +259,7 @@ def _settle(facts: EngineFactsLike, config: SchedulerConfig) -> tuple[EngineInfo
         max_model_len=facts.max_model_len,
         num_blocks=facts.num_blocks,
         block_size=facts.block_size,
+        token_buckets=facts.token_buckets,
     )
     info = EngineInfo(
         max_model_len=facts.max_model_len,
@@ -217,6 +273,7 @@ def _settle(facts: EngineFactsLike, config: SchedulerConfig) -> tuple[EngineInfo
         batch_invariant=facts.batch_invariant,
         weight_format=facts.weight_format,
         kv_bytes=facts.kv_bytes,
+        kv_format_reason=facts.kv_format_reason,
         max_num_seqs=config.max_num_seqs,
     )
     return info, config

@@ -110,8 +110,10 @@ class Scheduler:
                 continue
             error = self._error_of(index, results)
             if error is not None:
-                outputs.append(output.ended_output(sequence, FinishReason.ERROR, error))
-                self._release(sequence, FinishReason.ERROR)
+                unavailable = results.is_unavailable
+                reason = FinishReason.UNAVAILABLE if unavailable else FinishReason.ERROR
+                outputs.append(output.ended_output(sequence, reason, error))
+                self._release(sequence, reason)
                 continue
             self._keep_prompt_logprobs(sequence, results.prompt_logprobs.get(index))
             news = self._commit_sequence(sequence, plan.num_tokens[index], results.sampled[index])
@@ -175,7 +177,7 @@ class Scheduler:
         self._ranking.remove(sequence)
         del self._by_id[sequence.request_id]
         self.kv.free(sequence)
-        sequence.draft_token_ids = []
+        sequence.set_drafts([])
         sequence.status = FINISHED_STATUS[reason]
 
     def _error_of(self, index: int, results: StepResults) -> str | None:
@@ -200,10 +202,11 @@ class Scheduler:
     ) -> StepOutput | None:
         if not sampled:
             return self._commit_chunk(sequence, num_tokens)
-        new_tokens = sampled
-        if sequence.draft_token_ids:
+        new_tokens, num_drafts = sampled, sequence.num_drafts
+        if num_drafts:
             new_tokens = verify(sequence.draft_token_ids, sampled)
-            sequence.draft_token_ids = []
+            sequence.set_drafts([])
+        num_verified = len(new_tokens) - 1
         new_ids = tuple(token.token_id for token in new_tokens if token.token_id is not None)
         try:
             num_new, reason = self._follow(sequence, new_ids)
@@ -216,9 +219,12 @@ class Scheduler:
         # Right for drafts too: the slots of the rejected ones are past this mark.
         sequence.num_computed_tokens = len(sequence.token_ids) - 1
         self.kv.publish(sequence)
+        drafts = output.DraftCounts(num_drafts, min(num_verified, num_new))
         self.totals.generated_tokens += num_new
+        self.totals.draft_tokens += drafts.num_drafted
+        self.totals.accepted_tokens += drafts.num_accepted
         prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
-        news = output.token_output(sequence, new_tokens, new_ids, reason, prompt_logprobs)
+        news = output.token_output(sequence, new_tokens, new_ids, reason, prompt_logprobs, drafts)
         if reason is not None:
             self._release(sequence, reason)
         return news

@@ -16,6 +16,7 @@ from enum import IntEnum
 
 from engine.grammar import UNCONSTRAINED, Grammar, GrammarError
 from engine.logprobs import TokenLogprobs
+from engine.sampler import DrawnDraft
 from scheduler.messages import FinishReason, GenerationRequest
 
 
@@ -37,6 +38,7 @@ FINISHED_STATUS = {
     FinishReason.DEADLINE: Status.FINISHED_DEADLINE,
     FinishReason.ABORT: Status.FINISHED_ABORT,
     FinishReason.ERROR: Status.FINISHED_ERROR,
+    FinishReason.UNAVAILABLE: Status.FINISHED_ERROR,
 }
 
 Rank = tuple[int, bool, float, int]
@@ -52,14 +54,18 @@ class Sequence:
     `block_hashes`: digests of the full blocks, extended when needed, valid for life.
     `waiting_since_s`: when it last became unserved; None while it gets its share.
     `prompt_logprobs`: collected so far; None if not asked for, or already sent.
+    `devices`: those that did matrix work for it, in the order in which they first did.
     `grammar`: what its output has to match; it is always just behind the newest token.
+    `drawn_drafts`: empty, or for each draft what it was drawn from; see `set_drafts`.
     """
 
     __slots__ = (
         "arrival_s",
         "block_hashes",
         "block_table",
+        "devices",
         "draft_token_ids",
+        "drawn_drafts",
         "grammar",
         "max_num_tokens",
         "num_cached_tokens",
@@ -102,8 +108,10 @@ class Sequence:
         self.num_preemptions = 0
         self.num_published_blocks = 0
         self.draft_token_ids: list[int] = []
+        self.drawn_drafts: list[DrawnDraft] = []
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
+        self.devices: tuple[str, ...] = ()
         self.status = Status.WAITING
         self.was_admitted = False
         self.waited_s = 0.0
@@ -150,6 +158,20 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.status > Status.RUNNING
+
+    def set_drafts(self, token_ids: list[int], drawn: list[DrawnDraft] | None = None) -> None:
+        """Replace the drafts. Those that were `drawn` at random are verified by rejection
+        sampling, so none of them may be dropped for what it is, only for its place."""
+        self.draft_token_ids = token_ids
+        self.drawn_drafts = drawn or []
+
+    def keep_drafts(self, num_kept: int) -> None:
+        del self.draft_token_ids[num_kept:]
+        del self.drawn_drafts[num_kept:]
+
+    def note_devices(self, devices: tuple[str, ...]) -> None:
+        if self.devices != devices:
+            self.devices = tuple(dict.fromkeys((*self.devices, *devices)))
 
     def waited_until(self, now_s: float) -> float:
         """Seconds in which it was not served, all stretches together."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import perf_counter
 
+from engine.lane_usage import NO_USAGE, Usage
 from scheduler.messages import StepStats
 
 
@@ -13,6 +14,7 @@ class Totals:
     """Counted since the engine started; each place that knows of an event counts it.
 
     `failed_steps` counts every attempt of a step that raised, also when its retry went well.
+    `draft_tokens` were checked by the model, `accepted_tokens` of them became output.
     """
 
     steps: int = 0
@@ -22,10 +24,12 @@ class Totals:
     prefix_queried_tokens: int = 0
     preemptions: int = 0
     failed_steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class PhaseTimer:
-    """Seconds of one step per phase: `lap` books the time since the last lap."""
+    """Seconds of one step per phase: `lap` books, and returns, the time since the last lap."""
 
     __slots__ = ("_last_s", "seconds")
 
@@ -38,10 +42,11 @@ class PhaseTimer:
             self.seconds[phase] = 0.0
         self._last_s = perf_counter()
 
-    def lap(self, phase: str) -> None:
+    def lap(self, phase: str) -> float:
         now_s = perf_counter()
-        self.seconds[phase] += now_s - self._last_s
-        self._last_s = now_s
+        seconds, self._last_s = now_s - self._last_s, now_s
+        self.seconds[phase] += seconds
+        return seconds
 
 
 def snapshot(
@@ -54,6 +59,7 @@ def snapshot(
     num_free_blocks: int,
     num_step_tokens: int,
     queue_times_s: list[float],
+    usage: Usage = NO_USAGE,
 ) -> StepStats:
     seconds = timer.seconds
     return StepStats(
@@ -69,9 +75,13 @@ def snapshot(
         total_prefix_queried_tokens=totals.prefix_queried_tokens,
         total_preemptions=totals.preemptions,
         total_failed_steps=totals.failed_steps,
+        total_draft_tokens=totals.draft_tokens,
+        total_accepted_tokens=totals.accepted_tokens,
         schedule_s=seconds["schedule"],
         execute_s=seconds["execute"],
         sample_s=seconds["sample"],
         commit_s=seconds["commit"],
         queue_times_s=tuple(queue_times_s),
+        devices=usage.devices,
+        lanes=usage.lanes,
     )

@@ -47,9 +47,11 @@ class StepPass:
             for s in self._sequences
             if s.status is RUNNING and len(s.token_ids) - s.num_computed_tokens == 1
         )
-        self._has_other_prefills = len(self._sequences) - num_decodes > 1
+        num_prefills = len(self._sequences) - num_decodes
+        self._has_other_prefills = num_prefills > 1
         self._prefill_left = policy.prefill_budget(config, num_decodes)
-        self._drafts_left = config.max_num_batched_tokens - num_decodes - self._prefill_left
+        num_promised = num_decodes + (self._prefill_left if num_prefills else 0)
+        self._drafts_left = config.max_num_batched_tokens - num_promised
         self._spare_rows = config.num_logits_rows - config.max_num_seqs
         self._best_blocked: int | None = None
         self._plan = Plan()
@@ -112,7 +114,7 @@ class StepPass:
             num_blocks * self._config.block_size - sequence.num_computed_tokens - 1,
         )
         num_kept = max(0, num_kept)
-        del sequence.draft_token_ids[num_kept:]
+        sequence.keep_drafts(num_kept)
         self._drafts_left -= num_kept
         self._spare_rows -= num_kept
         return num_kept
@@ -138,7 +140,7 @@ class StepPass:
 
     def _preempt(self, victim: Sequence) -> None:
         self._kv.free(victim)
-        victim.draft_token_ids = []
+        victim.set_drafts([])
         if victim.prompt_logprobs is not None:
             victim.prompt_logprobs = []
         victim.num_preemptions += 1

@@ -11,12 +11,16 @@ save a few runs in a case that should never happen.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from engine.batch import Batch, Float32Array
+from engine.errors import DeviceUnavailable
 from engine.grammar import GrammarError
+from engine.lane_usage import Usage, no_usage
 from engine.logprobs import TokenLogprobs
 from engine.sampler import Sampled, SampleRow
+from engine.speculation.step_costs import StepCosts
 from scheduler.batch_builder import BatchBuilder
 from scheduler.messages import GenerationRequest, StepOutput, StepResult
 from scheduler.output import grammar_error, refused_output
@@ -26,6 +30,9 @@ from scheduler.sequence import Sequence
 from scheduler.stats import PhaseTimer, snapshot
 
 logger = logging.getLogger(__name__)
+
+MAX_FAILED_PROPOSALS = 3
+"""In a row; then no more drafts are asked for."""
 
 STEP_ERROR = "the model failed repeatedly while computing this request"
 
@@ -52,9 +59,10 @@ class TokenSampler(Protocol):
 
 class Proposer(Protocol):
     def propose(self, sequences: list[Sequence]) -> None:
-        """Set `draft_token_ids` of these sequences, each of which is about to decode one token.
+        """Set the drafts of these sequences, each of which is about to decode one token.
 
-        Drafts that a sequence's grammar does not allow are dropped afterwards.
+        Drafts that a sequence's grammar does not allow are dropped afterwards. If it raises there
+        are none.
         """
         ...
 
@@ -65,19 +73,29 @@ class NoProposer:
 
 
 class ModelWorker:
+    """`step_costs` is told how long each step of decodes took: a proposer may look at it.
+
+    `usage` tells what the runner's devices have done.
+    """
+
     def __init__(
         self,
         scheduler: Scheduler,
         runner: Runner,
         sampler: TokenSampler,
         proposer: Proposer | None = None,
+        step_costs: StepCosts | None = None,
+        usage: Callable[[], Usage] = no_usage,
     ) -> None:
+        self._usage = usage
+        self._step_costs = step_costs or StepCosts()
         self._scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
         self._proposer: Proposer = proposer or NoProposer()
         self._builder = BatchBuilder(scheduler.config)
         self._timer = PhaseTimer()
+        self._num_failed_proposals = 0
         self._refused: list[StepOutput] = []
 
     @property
@@ -109,19 +127,35 @@ class ModelWorker:
 
     def _propose(self, plan: Plan) -> None:
         decoding = [s for s in plan.sequences if not s.is_finished and s.num_pending_tokens == 1]
-        self._proposer.propose(decoding)
+        if not decoding or self._num_failed_proposals >= MAX_FAILED_PROPOSALS:
+            return
+        try:
+            self._proposer.propose(decoding)
+            self._num_failed_proposals = 0
+        except Exception as exc:  # drafts are not worth a request
+            self._num_failed_proposals += 1
+            logger.error("no drafts: they could not be made", exc_info=exc)
+            for sequence in decoding:
+                sequence.set_drafts([])
         for sequence in decoding:
             if sequence.draft_token_ids:
-                num_allowed = sequence.grammar.num_allowed(sequence.draft_token_ids)
-                del sequence.draft_token_ids[num_allowed:]
+                drop_forbidden_drafts(sequence)
 
     def _run_until_settled(self, plan: Plan) -> StepResults:
         for attempt in ("", " again"):
             try:
                 return self._run(plan)
+            except DeviceUnavailable as exc:  # it has waited already, and says for what
+                return self._refuse(plan, exc)
             except Exception as exc:  # whatever the device raises must not end the loop
                 self._note_failure(plan, attempt, exc)
         return self._run_one_by_one(plan)
+
+    def _refuse(self, plan: Plan, exc: DeviceUnavailable) -> StepResults:
+        self._note_failure(plan, " for want of a device", exc)
+        count = len(plan.sequences)
+        errors = dict.fromkeys(range(count), str(exc))
+        return StepResults([[] for _ in range(count)], errors=errors, is_unavailable=True)
 
     def _run_one_by_one(self, plan: Plan) -> StepResults:
         if len(plan.sequences) == 1:
@@ -152,9 +186,14 @@ class ModelWorker:
         batch = self._builder.build(plan)
         self._timer.lap("schedule")
         logits = self._runner.execute(batch)
-        self._timer.lap("execute")
+        seconds = self._timer.lap("execute")
+        devices = self._usage().devices
+        for sequence in plan.sequences:
+            sequence.note_devices(devices)
         results = self._sample(plan, logits)
-        self._timer.lap("sample")
+        seconds += self._timer.lap("sample")
+        if plan.total_tokens == len(batch.logits_rows):
+            self._step_costs.observe(plan.total_tokens, seconds)
         return results
 
     def _sample(self, plan: Plan, logits: Float32Array) -> StepResults:
@@ -206,8 +245,16 @@ class ModelWorker:
             num_free_blocks=scheduler.kv.num_free_blocks,
             num_step_tokens=plan.total_tokens,
             queue_times_s=plan.queue_times_s,
+            usage=self._usage(),
         )
         return StepResult((*refused, *outputs), stats)
+
+
+def drop_forbidden_drafts(sequence: Sequence) -> None:
+    """Of drafts drawn at random the first one that is forbidden stays, to be rejected: to drop it
+    would be to choose among draws, which would not be lossless."""
+    num_allowed = sequence.grammar.num_allowed(sequence.draft_token_ids)
+    sequence.keep_drafts(num_allowed + bool(sequence.drawn_drafts))
 
 
 def add_sample_rows(
@@ -220,11 +267,12 @@ def add_sample_rows(
     tokens, num_prompt = sequence.token_ids, sequence.num_prompt_tokens
     params, position = sequence.sampling, len(sequence.token_ids)
     drafts = sequence.draft_token_ids[: num_rows - 1]
+    drawn = sequence.drawn_drafts[: num_rows - 1]
     masks = sequence.grammar.masks(drafts)
-    rows.append(SampleRow(first_row, position, params, tokens, num_prompt, masks[0]))
-    for index in range(1, num_rows):
-        assumed = tokens + drafts[:index]
+    for index in range(num_rows):
+        assumed = tokens + drafts[:index] if index else tokens
+        draft = drawn[index] if index < len(drawn) else None
         row = SampleRow(
-            first_row + index, position + index, params, assumed, num_prompt, masks[index]
+            first_row + index, position + index, params, assumed, num_prompt, masks[index], draft
         )
         rows.append(row)

@@ -26,11 +26,12 @@ from server.tools import ToolMode, ToolRequest, read_tool_request
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
     """`template_variables` go beside the client's own, which win. `max_thinking_tokens` None: no
-    bound, or a model that does not reason."""
+    bound, or a model that does not reason. `told_schema`: what the prompt says of the answer."""
 
     tools: ToolRequest = field(default_factory=ToolRequest)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     max_thinking_tokens: int | None = None
+    told_schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,20 @@ class AnswerPlan:
     thinking_budget: ThinkingBudget | None = None
 
 
-def plan_prompt(body: ChatBody, model: ServedModel) -> PromptPlan:
-    """Raises InvalidRequest."""
+def plan_prompt(
+    body: ChatBody, model: ServedModel, schema: dict[str, Any] | None = None
+) -> PromptPlan:
+    """`schema`: what the answer must match, if it may be told. Raises InvalidRequest."""
     tools = read_tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
+    is_told = model.schema_in_prompt and tools.mode is not ToolMode.REQUIRED
+    told_schema = schema if is_told else None
     if not model.output_format.reasons:
         if body.thinking_budget is not None:
             raise InvalidRequest(
                 f"'thinking_budget' is not served: {model.name} does not reason.",
                 param="thinking_budget",
             )
-        return PromptPlan(tools)
+        return PromptPlan(tools, told_schema=told_schema)
     variables: dict[str, Any] = {}
     max_tokens = body.thinking_budget
     if body.reasoning_effort is not None:
@@ -62,7 +67,7 @@ def plan_prompt(body: ChatBody, model: ServedModel) -> PromptPlan:
             variables["enable_thinking"] = False
         if max_tokens is None:
             max_tokens = EFFORT_TOKENS[body.reasoning_effort]
-    return PromptPlan(tools, variables, max_tokens)
+    return PromptPlan(tools, variables, max_tokens, told_schema)
 
 
 def plan_answer(

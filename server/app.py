@@ -26,6 +26,7 @@ from server.middleware import (
     EXPOSED_HEADERS,
     ApiKeyMiddleware,
     ErrorMiddleware,
+    HeadMiddleware,
     HostMiddleware,
     RequestIdMiddleware,
     error_response,
@@ -80,6 +81,7 @@ def _middleware(settings: HttpSettings) -> list[Middleware]:
         Middleware(ErrorMiddleware),
         Middleware(HostMiddleware, hosts=settings.trusted_hosts, origins=settings.cors_origins),
         Middleware(ApiKeyMiddleware, keys=settings.all_keys),
+        Middleware(HeadMiddleware),
     ]
 
 

@@ -15,11 +15,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from engine.device_config import PERF_MODES
+from engine.speculation.config import METHODS
 from scheduler.messages import Priority
 from server.api_keys import ApiKey
+from server.output_format import REASONING_PARSERS, TOOL_PARSERS
 from server.settings import (
     auto_or,
     boolean,
+    choice_table,
     integer,
     one_of,
     seconds,
@@ -55,10 +59,16 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """The table `[models]`: what is served, and under which other names."""
+    """The table `[models]`: what is served, under which other names, and how it is spoken to.
+
+    `tool_parsers` and `reasoning_parsers` go from a model's name to a parser's.
+    """
 
     model: tuple[str, ...] = setting(("smollm2-135m-instruct",), texts)
     aliases: Mapping[str, str] = setting({}, text_table)
+    tool_parsers: Mapping[str, str] = setting({}, choice_table(*TOOL_PARSERS))
+    reasoning_parsers: Mapping[str, str] = setting({}, choice_table(*REASONING_PARSERS))
+    schema_in_prompt: bool = setting(True, boolean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +79,24 @@ class EngineSettings:
     (bytes) = a share of the available memory, `max_model_len` (tokens) = the model's own.
     """
 
-    device: str = setting("auto", one_of("auto", "cpu", "npu"))
+    device: str = setting("auto", one_of("auto", "cpu", "npu", "npu-emulated"))
     threads: int | None = setting(None, auto_or(integer(1, 1024)))
     kv_memory: int | None = setting(None, auto_or(size_bytes))
-    kv_format: str = setting("int8", one_of("f32", "int8", "int4"))
+    kv_format: str = setting("auto", one_of("auto", "f32", "int8", "int8k4v", "int4"))
     max_model_len: int | None = setting(None, auto_or(integer(16)))
     stall_timeout_s: float = setting(60.0, seconds(0.1))
     max_restarts: int = setting(5, integer(0))
     restart_window_s: float = setting(600.0, seconds(1.0))
     max_resumes_per_request: int = setting(3, integer(0))
+
+
+@dataclass(frozen=True, slots=True)
+class NpuTable:
+    """The table `[npu]`: how the NPU is used. Empty texts stand for the device's own choice."""
+
+    device_file: str = setting("", text)
+    perf_mode: str = setting("", one_of("", *PERF_MODES))
+    fused: bool = setting(False, boolean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,18 @@ class SchedulerSettings:
     aging_s: float = setting(10.0, seconds(0.1))
     enable_prefix_caching: bool = setting(True, boolean)
     default_deadline_s: float = setting(0.0, seconds())
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSettings:
+    """The table `[speculation]`: how the next tokens are guessed, to be checked many at a time.
+
+    `draft_models` goes from a model's name to the name or path of the one that drafts for it.
+    """
+
+    method: str = setting("auto", one_of(*METHODS))
+    max_draft_tokens: int = setting(16, integer(1, 64))
+    draft_models: Mapping[str, str] = setting({}, text_table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +153,9 @@ class ServerConfig:
     server: ServerSettings = field(default_factory=ServerSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    npu: NpuTable = field(default_factory=NpuTable)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     api_keys: tuple[ApiKeySettings, ...] = field(default=(), repr=False)
 
@@ -138,7 +171,9 @@ _TABLES: dict[str, type[Any]] = {
     "server": ServerSettings,
     "models": ModelSettings,
     "engine": EngineSettings,
+    "npu": NpuTable,
     "scheduler": SchedulerSettings,
+    "speculation": SpeculationSettings,
     "embedding": EmbeddingSettings,
 }
 

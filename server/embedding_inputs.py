@@ -60,18 +60,34 @@ def encode_inputs(
     Raises:
         InvalidRequest: an input is too long or names an unknown token, or all are too many.
     """
-    limit = _truncation(truncate_to, model)
+    limit = _truncation(truncate_to, model, model.tokenizer.num_special_tokens)
     encoded: list[TokenIds] = []
     num_tokens = 0
     for given, name in zip(inputs, names, strict=True):
         token_ids = _encode(given, model, limit, name)
-        num_tokens += len(token_ids)
-        if num_tokens > MAX_EMBEDDING_TOKENS:
-            raise InvalidRequest(
-                f"The request has more than {MAX_EMBEDDING_TOKENS} tokens in all; the limit is "
-                f"passed at '{name}'. Send fewer texts at a time.",
-                param=_field(name),
-            )
+        num_tokens = _add_tokens(num_tokens, token_ids, name)
+        encoded.append(token_ids)
+    return tuple(encoded)
+
+
+def encode_pairs(
+    query: str, documents: Sequence[str], model: ServedEmbedder, truncate_to: int | None
+) -> tuple[TokenIds, ...]:
+    """The token ids of the query with each document, for a cross-encoder, checked.
+
+    `truncate_to` shortens documents, never the query. May be slow: call it in a worker thread.
+
+    Raises:
+        InvalidRequest: a pair is too long, or all are too many tokens.
+    """
+    limit = _truncation(truncate_to, model, model.tokenizer.num_pair_tokens)
+    encoded: list[TokenIds] = []
+    num_tokens = 0
+    for i, document in enumerate(documents):
+        token_ids = model.tokenizer.encode_pair(query, document, limit)
+        name = f"documents[{i}]"
+        _check_length(token_ids, model, name, f"the query with '{name}'")
+        num_tokens = _add_tokens(num_tokens, token_ids, name)
         encoded.append(token_ids)
     return tuple(encoded)
 
@@ -88,23 +104,38 @@ def _encode(
     else:
         token_ids = given if truncate_to is None else given[:truncate_to]
         _check_known(given, model, name)
+    _check_length(token_ids, model, name, f"'{name}'")
+    return token_ids
+
+
+def _check_length(token_ids: TokenIds, model: ServedEmbedder, name: str, what: str) -> None:
     if len(token_ids) > model.context_limit:
         # LiteLLM and others look for the first sentence literally.
         raise InvalidRequest(
             f"This model's maximum context length is {model.context_limit} tokens. However, "
-            f"'{name}' resulted in {len(token_ids)} tokens. Please shorten it, or set "
-            "'truncate_prompt_tokens' to -1 to embed only its beginning.",
+            f"{what} resulted in {len(token_ids)} tokens. Please shorten it, or set "
+            "'truncate_prompt_tokens' to -1 to read only its beginning.",
             param=_field(name),
             code="context_length_exceeded",
         )
-    return token_ids
 
 
-def _truncation(wanted: int | None, model: ServedEmbedder) -> int | None:
+def _add_tokens(num_tokens: int, token_ids: TokenIds, name: str) -> int:
+    """The sum, as long as it is allowed."""
+    if num_tokens + len(token_ids) > MAX_EMBEDDING_TOKENS:
+        raise InvalidRequest(
+            f"The request has more than {MAX_EMBEDDING_TOKENS} tokens in all; the limit is "
+            f"passed at '{name}'. Send fewer texts at a time.",
+            param=_field(name),
+        )
+    return num_tokens + len(token_ids)
+
+
+def _truncation(wanted: int | None, model: ServedEmbedder, num_special: int) -> int | None:
     """How many tokens of a text to keep at most, or None for all."""
     if wanted is None:
         return None
-    lowest = model.tokenizer.num_special_tokens + 1
+    lowest = num_special + 1
     if wanted == -1:
         return model.context_limit
     if not lowest <= wanted <= model.context_limit:

@@ -64,11 +64,15 @@ class EngineClient(SupervisedEngine):
     def generate(self, request: GenerationRequest) -> OutputStream:
         """Submit a sequence and return its outputs, the last one with a finish reason.
 
+        One with `resumed_token_ids` goes on with an answer that was let in before: it is not
+        refused for a full queue, a drain or a restart in the middle of the answer.
+
         Raises:
             EngineUnavailable: the engine is loading, restarting, dead or draining.
             QueueFull: `max_num_seqs + max_queue` sequences are unfinished.
         """
-        self._admit()
+        if not request.resumed_token_ids or self.state is EngineState.FAILED:
+            self._admit()
         assert request.request_id not in self._live, f"request id {request.request_id} is in use"
         if not self._live:
             self._rate.become_busy(time.monotonic())

@@ -13,13 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.device_config import NpuSettings
+from engine.speculation.config import SpeculationConfig
 from scheduler.messages import EngineFailed
 
 if TYPE_CHECKING:
+    from engine.loader import EngineConfig
     from scheduler.process import Connection
 
 MIN_LOGITS_ROWS = 64
-"""Rows of logits in a step: one per seat, and at least so many for prompts that are scored."""
+NUM_SPARE_ROWS = 32
+"""Rows of logits in a step: one per seat, some for drafts and for prompts that are scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class EngineSpec:
     aging_s: float
     enable_prefix_caching: bool
     log_level: str
+    npu: NpuSettings = NpuSettings()
+    speculation: SpeculationConfig = SpeculationConfig()
 
 
 def prepare_entry(log_level: str) -> None:
@@ -52,14 +58,28 @@ def run_engine(connection: Connection, spec: EngineSpec) -> None:
     """Serve `spec.bundle` over `connection` until it is told to end or the server is gone."""
     prepare_entry(spec.log_level)
     try:
-        from engine.loader import EngineConfig, load_engine
+        from engine.loader import load_engine
         from scheduler.policy import SchedulerConfig
         from scheduler.process import engine_process_main
     except ImportError as error:
         connection.send(EngineFailed(f"the engine cannot be imported: {error}; reinstall hexlm"))
         return
-    max_logits_rows = max(MIN_LOGITS_ROWS, spec.max_num_seqs)
-    config = EngineConfig(
+    config = engine_config(spec)
+    scheduling = SchedulerConfig(
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_logits_rows=config.max_logits_rows,
+        aging_s=spec.aging_s,
+        enable_prefix_caching=spec.enable_prefix_caching,
+    )
+    engine_process_main(connection, partial(load_engine, config), scheduling)
+
+
+def engine_config(spec: EngineSpec) -> EngineConfig:
+    """What concerns the engine. Imports it."""
+    from engine.loader import EngineConfig
+
+    return EngineConfig(
         bundle=spec.bundle,
         device=spec.device,
         num_threads=spec.num_threads,
@@ -68,13 +88,7 @@ def run_engine(connection: Connection, spec: EngineSpec) -> None:
         max_model_len=spec.max_model_len,
         max_num_seqs=spec.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
-        max_logits_rows=max_logits_rows,
+        max_logits_rows=max(MIN_LOGITS_ROWS, spec.max_num_seqs + NUM_SPARE_ROWS),
+        npu=spec.npu,
+        speculation=spec.speculation,
     )
-    scheduling = SchedulerConfig(
-        max_num_seqs=spec.max_num_seqs,
-        max_num_batched_tokens=spec.max_num_batched_tokens,
-        max_logits_rows=max_logits_rows,
-        aging_s=spec.aging_s,
-        enable_prefix_caching=spec.enable_prefix_caching,
-    )
-    engine_process_main(connection, partial(load_engine, config), scheduling)

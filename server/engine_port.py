@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from engine.device_board import DeviceReport
 from scheduler.messages import EngineInfo, GenerationRequest, StepOutput, StepStats
 from server.engine_state import EngineState
 
@@ -20,14 +21,20 @@ class Engine(Protocol):
         """Submit a sequence and return its outputs, the last one with a finish reason.
 
         Admission is checked before this returns: raises EngineUnavailable while the engine is
-        loading, dead or draining, QueueFull when its queue is full. `aclose()` of the iterator,
-        also before the first output, drops the sequence from the engine.
+        loading, dead or draining, QueueFull when its queue is full; what goes on with an answer
+        (`resumed_token_ids`) is let in all the same. `aclose()` of the iterator, also before the
+        first output, drops the sequence from the engine.
         """
         ...
 
     @property
     def info(self) -> EngineInfo | None:
         """None until the engine was ready for the first time."""
+        ...
+
+    @property
+    def devices(self) -> DeviceReport | None:
+        """How its devices are now; None of an engine that has the CPU only, or is not ready."""
         ...
 
     @property

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
+from engine.fault_memory import HANG_EXIT_CODE
+
 
 class EngineConnection(Protocol):
     """The part of a `multiprocessing` connection that is used; one reader, one writer thread."""
@@ -93,6 +95,8 @@ def describe_exit(exitcode: int | None) -> str:
     """Why a process ended, for people: "killed by SIGKILL", "exit code 1"."""
     if exitcode is None:
         return "it closed its connection"
+    if exitcode == HANG_EXIT_CODE:
+        return "it ended itself, because a call into the NPU did not come back"
     if exitcode >= 0:
         return f"exit code {exitcode}"
     try:

@@ -87,12 +87,15 @@ class Finished:
 class Usage:
     """Of the whole request: every prompt once, every choice's tokens, in tokens.
 
-    `reasoning_tokens` are those of `completion_tokens` that were thought."""
+    `reasoning_tokens` are those of `completion_tokens` that were thought. Of `draft_tokens`, which
+    were guessed and checked, `accepted_tokens` are in the answers; the others are not charged."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 Event = (

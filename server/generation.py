@@ -78,6 +78,8 @@ class _Choice:
     output: OutputParser
     last_output_s: float | None = None
     cached_tokens: int | None = None
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     finished: bool = False
 
 
@@ -109,6 +111,7 @@ class Generation:
         }
         self._merger = StepMerger({}, self._observe)
         self._timer: asyncio.TimerHandle | None = None
+        self.devices: dict[str, None] = {}  # those that did matrix work, in order
 
     async def submit(self) -> None:
         """Hand every sequence to the engine.
@@ -187,6 +190,8 @@ class Generation:
         index = choice.spec.index
         if choice.cached_tokens is None:
             choice.cached_tokens = step.num_cached_tokens
+        choice.draft_tokens += step.num_draft_tokens
+        choice.accepted_tokens += step.num_accepted_tokens
         if step.prompt_logprobs is not None:
             batch.append(PromptScored(index, step.prompt_logprobs))
         reason = self._add_text(choice, step, batch)
@@ -200,6 +205,8 @@ class Generation:
             return None
         if reason is FinishReason.ERROR and self._model.engine.state is EngineState.DRAINING:
             return EngineUnavailable(step.error or "The server is shutting down.", _RETRY_S)
+        if reason is FinishReason.UNAVAILABLE:
+            return EngineUnavailable(_sentence(step.error), _RETRY_S)
         return _failure(reason, step.error)
 
     def _add_text(
@@ -252,9 +259,12 @@ class Generation:
             completion_tokens=sum(choice.text.num_tokens for choice in self._choices.values()),
             cached_tokens=sum(cached for _, cached in prompts.values()),
             reasoning_tokens=sum(c.output.num_reasoning_tokens for c in self._choices.values()),
+            draft_tokens=sum(choice.draft_tokens for choice in self._choices.values()),
+            accepted_tokens=sum(choice.accepted_tokens for choice in self._choices.values()),
         )
 
     def _observe(self, index: int, output: StepOutput) -> None:
+        self.devices.update(dict.fromkeys(output.devices))
         if not output.new_token_ids:
             return
         choice, now_s = self._choices[index], time.monotonic()
@@ -290,6 +300,10 @@ def _push_tokens(choice: _Choice, step: MergedStep) -> list[Event]:
         if choice.text.stopped:
             break
     return events
+
+
+def _sentence(text: str | None) -> str:
+    return f"{(text or 'No device can compute now').rstrip('.')}."
 
 
 def _failure(reason: FinishReason, error: str | None) -> ApiError:

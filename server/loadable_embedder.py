@@ -1,4 +1,5 @@
-"""An embedding model that is on disk and can be served; the counterpart of `loadable_model.py`.
+"""An embedding model or cross-encoder that is on disk and can be served; the counterpart of
+`loadable_model.py`.
 
 Also tells the two kinds apart: `open_loadable` makes of a bundle what it is.
 """
@@ -47,7 +48,7 @@ def open_loadable(folder: Path, config: ServerConfig) -> Loadable:
         ConfigError: the configuration asks for more than the model can do.
     """
     bundle = Bundle.open(folder)
-    if bundle.kind is ModelKind.EMBEDDING:
+    if bundle.kind is not ModelKind.GENERATION:
         return embedder_from_bundle(bundle, config)
     return from_bundle(folder, config)
 

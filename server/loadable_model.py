@@ -13,13 +13,18 @@ from pathlib import Path
 
 from engine.architectures.config import ModelConfig
 from engine.bundle import MANIFEST_FILE, Bundle
-from server.config import ConfigError, ServerConfig
+from engine.device_config import NpuSettings
+from engine.errors import BundleError, ImportFailed
+from engine.speculation.config import SpeculationConfig
+from server.config import ConfigError, ServerConfig, SpeculationSettings
 from server.engine_entry import EngineSpec, run_engine
 from server.engine_process import EngineLauncher, SpawnLauncher
 from server.machine import detect_kv_memory, detect_threads, format_bytes
 from server.model_catalog import find_registered
+from server.model_store import ModelStore
 from server.output_format import OutputFormat, output_format
 from server.prompt import PromptRenderer
+from server.sources.errors import StoreError
 from server.tokenizer import Tokenizer
 from server.tool_parsers import registry
 
@@ -40,6 +45,7 @@ class LoadableModel:
     quantization: str = "unknown"
     aliases: tuple[str, ...] = ()
     output_format: OutputFormat = OutputFormat()
+    schema_in_prompt: bool = True
 
 
 def from_bundle(folder: Path, config: ServerConfig) -> LoadableModel:
@@ -54,14 +60,14 @@ def from_bundle(folder: Path, config: ServerConfig) -> LoadableModel:
     tokenizer = Tokenizer.from_file(
         bundle.tokenizer_path, bos_token_id=model.bos_token_id, add_bos=model.add_bos
     )
-    written = _output_format(bundle)
+    written = _output_format(bundle, config)
     renderer = PromptRenderer(
         bundle.chat_template,
         tokenizer,
         _special_tokens(model, tokenizer),
         registry.find_family(written.tool_parser).template_call_id,
     )
-    if not renderer.uses_tools:
+    if not renderer.uses_tools and bundle.name not in config.models.tool_parsers:
         # The model is taught to call by our own prompt, in our own format.
         written = replace(written, tool_parser=registry.GENERIC)
     return LoadableModel(
@@ -75,6 +81,7 @@ def from_bundle(folder: Path, config: ServerConfig) -> LoadableModel:
         quantization=bundle.summary.quantization,
         aliases=aliases_of(bundle.name, config.models.aliases),
         output_format=written,
+        schema_in_prompt=config.models.schema_in_prompt,
     )
 
 
@@ -93,14 +100,38 @@ def engine_spec(folder: Path, config: ServerConfig) -> EngineSpec:
         aging_s=scheduler.aging_s,
         enable_prefix_caching=scheduler.enable_prefix_caching,
         log_level=config.server.log_level,
+        npu=NpuSettings(config.npu.device_file, config.npu.perf_mode, config.npu.fused),
+        speculation=_speculation(folder, config.speculation),
     )
 
 
-def _output_format(bundle: Bundle) -> OutputFormat:
-    registered = find_registered(bundle.name)
-    if registered is None:
-        return output_format(bundle.chat_template)
-    return output_format(bundle.chat_template, registered.tool_parser, registered.reasoning_parser)
+def _speculation(folder: Path, settings: SpeculationSettings) -> SpeculationConfig:
+    """A model is named in the configuration as its bundle's folder is. Raises ConfigError."""
+    draft_model = settings.draft_models.get(folder.name)
+    if draft_model is None and settings.method == "draft":
+        raise ConfigError(
+            f'speculation.method is "draft", but speculation.draft_models names none for '
+            f"{folder.name}; add one, or use auto"
+        )
+    draft_bundle = None if draft_model is None else _draft_bundle(draft_model)
+    return SpeculationConfig(settings.method, settings.max_draft_tokens, draft_bundle)
+
+
+def _draft_bundle(name_or_path: str) -> Path:
+    try:
+        return ModelStore().resolve(name_or_path)
+    except (StoreError, ImportFailed, BundleError) as error:
+        raise ConfigError(f"speculation.draft_models: {error}") from error
+
+
+def _output_format(bundle: Bundle, config: ServerConfig) -> OutputFormat:
+    """The configuration's names win over the registered ones, and these over the template."""
+    tool_parser = config.models.tool_parsers.get(bundle.name)
+    reasoning_parser = config.models.reasoning_parsers.get(bundle.name)
+    if (registered := find_registered(bundle.name)) is not None:
+        tool_parser = tool_parser or registered.tool_parser
+        reasoning_parser = reasoning_parser or registered.reasoning_parser
+    return output_format(bundle.chat_template, tool_parser, reasoning_parser)
 
 
 def aliases_of(name: str, configured: Mapping[str, str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from engine.device_board import DeviceReport
 from scheduler.messages import EngineInfo, StepStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -30,8 +31,16 @@ _COUNTERS = {
     "prefix_cache_queries": ("total_prefix_queried_tokens", "Prompt tokens looked up."),
     "prefix_cache_hits": ("total_cached_tokens", "Prompt tokens found in the prefix cache."),
     "num_preemptions": ("total_preemptions", "Sequences preempted."),
+    "draft_tokens": ("total_draft_tokens", "Tokens that were guessed and then checked."),
+    "accepted_tokens": ("total_accepted_tokens", "Guessed tokens that became output."),
     "engine_steps": ("total_steps", "Steps of the engine."),
     "engine_failed_steps": ("total_failed_steps", "Steps of the engine that raised."),
+}
+_LANE_COUNTERS = {
+    "lane_steps": ("num_steps", "Steps in which a device did matrix work."),
+    "lane_tokens": ("num_tokens", "Tokens of those steps."),
+    "lane_faults": ("num_faults", "Times that a device was closed because of a fault."),
+    "lane_copied_bytes": ("copied_bytes", "Bytes copied between host and device buffers."),
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("Arrival to first token.", _SECONDS),
@@ -79,6 +88,16 @@ class Metrics:
             [*labels, "device", "kv_format", "weight_format"],
             registry=self._registry,
         )
+        self._lanes = {
+            name: Counter(f"hexlm:{name}", text, [*labels, "lane"], registry=self._registry)
+            for name, (_, text) in _LANE_COUNTERS.items()
+        }
+        self._lane_state = Gauge(
+            "hexlm:lane_open",
+            "1 if a device of the engine may compute now, 0 if it is opened or closed.",
+            [*labels, "lane"],
+            registry=self._registry,
+        )
         self._last: dict[str, StepStats] = {}
         self._counted: dict[str, StepStats] = {}
         # Looking a labelled series up costs more than observing it, and steps are many.
@@ -105,6 +124,11 @@ class Metrics:
             self._last[model] = StepStats(
                 num_blocks=info.num_blocks, num_free_blocks=info.num_blocks
             )
+
+    def observe_devices(self, model: str, report: DeviceReport) -> None:
+        """Which devices of an engine are open."""
+        for lane in report.lanes:
+            self._lane_state.labels(model, lane.name).set(lane.state == "open")
 
     def observe_first_token(self, model: str, seconds: float) -> None:
         self._observe("time_to_first_token_seconds", model, seconds)
@@ -143,6 +167,11 @@ class Metrics:
         self._counted[model] = now
         for name, (total, _) in _COUNTERS.items():
             self._counters[name].labels(model).inc(getattr(now, total) - getattr(before, total))
+        counted = {lane.name: lane for lane in before.lanes}
+        for lane in now.lanes:
+            for name, (total, _) in _LANE_COUNTERS.items():
+                news = getattr(lane, total) - getattr(counted.get(lane.name), total, 0)
+                self._lanes[name].labels(model, lane.name).inc(news)
 
     def _set_gauges(self, model: str, stats: StepStats) -> None:
         used = stats.num_blocks - stats.num_free_blocks

@@ -1,7 +1,7 @@
 """What surrounds every request, as pure ASGI: ids, last-resort errors, hosts and keys.
 
-From the outside in: request id, CORS (starlette's), errors, host, key. So every answer has an id,
-errors carry CORS headers, and a preflight needs no key. Knows nothing of routes but their paths.
+From the outside in: request id, CORS (starlette's), errors, host, key, HEAD. So every answer has an
+id, errors carry CORS headers, and a preflight needs no key. Of routes it knows their paths only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXPOSED_HEADERS = (
         for what in ("limit", "remaining", "reset")
     ),
 )
-OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/live", "/ready", "/metrics"})
 """What a supervisor asks without a key."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -159,6 +159,24 @@ class ApiKeyMiddleware:
             await send(message)
 
         return await self._app(scope, receive, send_with_limits)
+
+
+class HeadMiddleware:
+    """Answers HEAD as GET without its body: every address that can be read has it, as HTTP asks."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            return await self._app(scope, receive, send)
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        return await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 def host_name(host: str) -> str:

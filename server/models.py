@@ -48,6 +48,10 @@ class ModelManager:
         """By name or alias; None is the default one. Raises UnknownModel or WrongModelKind."""
         return self._served.get_embedder(name)
 
+    def get_reranker(self, name: str | None) -> ServedEmbedder:
+        """By name or alias; None is the default one. Raises UnknownModel or WrongModelKind."""
+        return self._served.get_reranker(name)
+
     def embedders(self) -> Sequence[ServedEmbedder]:
         return self._served.embedders()
 
@@ -68,7 +72,7 @@ class ModelManager:
             loadable.name,
             loadable.launcher,
             self._policy,
-            loadable.config.hidden_size,
+            loadable.config.output_size,
             partial(self._metrics.observe_step, loadable.name),
         )
         served = ServedEmbedder(
@@ -108,6 +112,7 @@ class ModelManager:
             quantization=loadable.quantization,
             aliases=loadable.aliases,
             output_format=loadable.output_format,
+            schema_in_prompt=loadable.schema_in_prompt,
         )
         self._begin(served, client)
         return served

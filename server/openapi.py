@@ -10,47 +10,81 @@ from typing import Any
 
 from pydantic import BaseModel
 
-MESSAGES: dict[str, Any] = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "required": ["role"],
-        "properties": {
-            "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
-            "content": {
-                "anyOf": [
-                    {"type": "string"},
-                    {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "required": ["type", "text"],
-                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                        },
-                    },
-                    {"type": "null"},
-                ]
+_PART: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_CONTENT: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
+_CALL: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "type", "function"],
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {
+                "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+                "arguments": {"type": "string"},
             },
-            "name": {"type": "string"},
-            "tool_call_id": {"type": "string"},
-            "tool_calls": {"type": "array", "items": {"type": "object"}},
         },
     },
 }
+_TEXT_MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user"]},
+        "content": _CONTENT,
+        "name": {"type": "string"},
+    },
+}
+_ASSISTANT_MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"const": "assistant"},
+        "content": {"anyOf": [*_CONTENT["anyOf"], {"type": "null"}]},
+        "name": {"type": "string"},
+        "reasoning_content": {"type": "string"},
+        "tool_calls": {"type": "array", "items": _CALL},
+    },
+}
+_RESULT_MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role", "content", "tool_call_id"],
+    "properties": {
+        "role": {"const": "tool"},
+        "content": _CONTENT,
+        "tool_call_id": {"type": "string"},
+    },
+}
+
+MESSAGES: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"anyOf": [_TEXT_MESSAGE, _ASSISTANT_MESSAGE, _RESULT_MESSAGE]},
+}
 """`messages` of a chat, as `messages.py` reads it."""
 
-_TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_TOKEN_IDS: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "integer", "minimum": 0},
+}
 
 PROMPT: dict[str, Any] = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
         _TOKEN_IDS,
-        {"type": "array", "items": _TOKEN_IDS},
+        {"type": "array", "minItems": 1, "items": _TOKEN_IDS},
     ]
 }
-"""`prompt` of a completion: texts or token ids, one or several."""
+"""`prompt` of a completion and `input` of an embedding: texts or token ids, one or several. (A
+completion takes an empty text too, of a model that has a token to begin with.)"""
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """How a model writes what is not plain text: its tool family, and whether it thinks aloud.
 
-Taken from the model's entry in `configs/models/*.toml` (`tool_parser`, `reasoning_parser`), else
-from its chat template by the rules in `tool_parsers/registry.py` and here: a template that mentions
-`<think>` or `</think>` is a reasoning model's. Decided once, when a model is loaded.
+Taken from the configuration (`models.tool_parsers`, `models.reasoning_parsers`), else from the
+model's entry in `configs/models/*.toml` (`tool_parser`, `reasoning_parser`), else from its chat
+template by the rules in `tool_parsers/registry.py` and here: a template that mentions `<think>` or
+`</think>` is a reasoning model's. Decided once, when a model is loaded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from server.reasoning import TAGS
 from server.tool_parsers import registry
 
+TOOL_PARSERS = registry.NAMES
 REASONING_PARSERS = ("none", "think")
 
 

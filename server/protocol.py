@@ -54,6 +54,25 @@ class ResponseFormat(_Strict):
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
+class PredictedText(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(_Strict):
+    """What the client expects to be the answer. It makes it faster where it is right, and changes
+    nothing else."""
+
+    type: Literal["content"]
+    content: str | list[PredictedText]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class StructuredOutputs(_Strict):
     """vLLM's field; at most one of the first five may be given."""
 
@@ -150,6 +169,7 @@ class ChatBody(GenerationBody):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     thinking_budget: MaxTokens | None = None
     include_reasoning: bool = True
+    prediction: Prediction | None = None
 
     @property
     def token_limit(self) -> int | None:

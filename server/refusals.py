@@ -34,10 +34,10 @@ _REFUSED_EVERYWHERE: dict[str, tuple[Asks, str]] = {
 _REFUSED_IN_CHAT: dict[str, tuple[Asks, str]] = {
     "audio": (_is_given, "audio output is not supported"),
     "modalities": (_is_not([], ["text"]), "only text output is supported"),
-    "functions": (_is_given, "it is the old form of 'tools', which are served"),
-    "function_call": (_is_not("none", "auto"), "it is the old form of 'tool_choice'"),
-    "prediction": (_is_given, "predicted outputs are not supported"),
+    "function_call": (_is_not("none", "auto"), "it is only allowed with 'functions'"),
     "web_search_options": (_is_given, "web search is not supported"),
+    "moderation": (_is_given, "there is no moderation model"),
+    "verbosity": (_is_not("medium"), "models are not told how long to be; say it in a message"),
     "echo": (_is_given, "the prompt is not echoed in chat"),
     "prompt_logprobs": (_is_not(), "score a prompt by /v1/completions with 'echo'"),
     "chat_template": (_is_given, "the model's own template is used"),

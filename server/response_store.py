@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.adapters.reply import json_bytes
+from server.response_log import ResponseLog
 
 Item = dict[str, Any]
 
@@ -25,17 +26,20 @@ _ENTRY_OVERHEAD_BYTES = 1_024
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """`response` is the body as JSON, `items` the list of all items that led to it."""
+    """`response` is the body as JSON, `items` the list of all items that led to it, `log` its
+    events if they are kept, of which `log_bytes` are counted."""
 
     id: str
     scope: str
     response: bytes
     items: bytes
     in_progress: bool = False
+    log: ResponseLog | None = None
+    log_bytes: int = 0
 
     @property
     def num_bytes(self) -> int:
-        return len(self.response) + len(self.items) + _ENTRY_OVERHEAD_BYTES
+        return len(self.response) + len(self.items) + self.log_bytes + _ENTRY_OVERHEAD_BYTES
 
     def body(self) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(self.response)
@@ -68,12 +72,24 @@ class ResponseStore:
         return self._num_bytes
 
     def put(
-        self, scope: str, response: dict[str, Any], items: list[Item], *, in_progress: bool = False
+        self,
+        scope: str,
+        response: dict[str, Any],
+        items: list[Item],
+        *,
+        in_progress: bool = False,
+        log: ResponseLog | None = None,
     ) -> None:
-        """Keep `response`, or replace what is kept under its id. One that is larger than the
-        whole store is not kept."""
+        """Keep `response`, or replace what is kept under its id, but not its log. One that is
+        larger than the whole store is not kept."""
+        before = self._stored.get(response["id"])
+        if log is None and before is not None:
+            log = before.log
+        text = json_bytes(response)
+        # The last event repeats the response and is still to come.
+        log_bytes = 0 if log is None else log.num_bytes + len(text)
         stored = StoredResponse(
-            response["id"], scope, json_bytes(response), json_bytes(items), in_progress
+            response["id"], scope, text, json_bytes(items), in_progress, log, log_bytes
         )
         self._remove(stored.id)
         if stored.num_bytes > self._max_bytes and not in_progress:

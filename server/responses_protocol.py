@@ -18,6 +18,11 @@ from server.errors import InvalidRequest
 from server.protocol import Text
 
 INCLUDES_LOGPROBS = "message.output_text.logprobs"
+INCLUDES_REASONING = "reasoning.encrypted_content"
+"""What clients ask for to carry thoughts on by themselves. Here a reasoning item holds its thought
+in the clear, so there is nothing to add to it."""
+
+_INCLUDES = (INCLUDES_LOGPROBS, INCLUDES_REASONING)
 
 _MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 _MetadataValue = Annotated[str, StringConstraints(max_length=512)]
@@ -44,7 +49,7 @@ _TOOL = {
     "properties": {"type": {"const": "function"}},
 }
 _TOOL_CHOICE = {"enum": ["none", "auto"]}
-_INCLUDE = {"const": INCLUDES_LOGPROBS}
+_INCLUDE = {"enum": [*_INCLUDES]}
 
 _REFUSED = {
     "prompt": "prompt templates are not stored here",
@@ -85,9 +90,11 @@ class ResponseStreamOptions(_Strict):
 class ResponseBody(_Strict):
     """POST /v1/responses. `max_tool_calls` limits built-in tools, of which there are none.
 
-    `truncation` "auto" is refused: nothing of an input is dropped silently, and one that does not
-    fit is refused with the number of its tokens.
+    `truncation` "auto" leaves out the oldest turns of a conversation that is too long; otherwise
+    it is refused with the number of its tokens. `input` may be absent only after another response.
     """
+
+    model_config = ConfigDict(json_schema_extra={"required": ["input"]})
 
     model: Text | None = None
     input: Annotated[Any, WithJsonSchema(_INPUT)] = None
@@ -106,7 +113,7 @@ class ResponseBody(_Strict):
     ] = []
     tool_choice: Annotated[Any, WithJsonSchema(_TOOL_CHOICE)] = "auto"
     parallel_tool_calls: bool = True
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
     metadata: Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=16)] = {}
     store: bool = True
     background: bool = False
@@ -141,27 +148,29 @@ def check_response_body(body: ResponseBody) -> None:
             "'stream_options.include_obfuscation' is not served: events are not padded.",
             param="stream_options.include_obfuscation",
         )
-    if body.background:
-        _check_background(body)
+    if body.background and not body.store:
+        raise InvalidRequest("'background' needs 'store' to be true.", param="background")
 
 
 def check_include(include: Sequence[str]) -> None:
     """Raise InvalidRequest for what a response cannot include."""
     for i, name in enumerate(include):
-        if name != INCLUDES_LOGPROBS:
+        if name not in _INCLUDES:
             raise InvalidRequest(
                 f"'include' asks for '{name[:80]}', which this server cannot give; it can "
-                f"include '{INCLUDES_LOGPROBS}'.",
+                f"include {' and '.join(_INCLUDES)}.",
                 param=f"include[{i}]",
             )
 
 
-def _check_background(body: ResponseBody) -> None:
-    if not body.store:
-        raise InvalidRequest("'background' needs 'store' to be true.", param="background")
-    if body.stream:
+def check_retrieval(stream: bool, starting_after: int | None, include_obfuscation: bool) -> None:
+    """Raise InvalidRequest for what no retrieval of a response can do."""
+    if starting_after is not None and not stream:
         raise InvalidRequest(
-            "'background' is not served together with 'stream': create the response without "
-            "'stream' and retrieve it by its id.",
-            param="background",
+            "'starting_after' is only allowed when 'stream' is true.", param="starting_after"
+        )
+    if include_obfuscation:
+        raise InvalidRequest(
+            "'include_obfuscation' is not served: events are not padded.",
+            param="include_obfuscation",
         )

@@ -23,6 +23,7 @@ from server.generation import ChoiceSpec, GenerationSpec
 from server.limits import LOGIT_BIAS_RANGE, MAX_SEQUENCES
 from server.output_parser import OutputOptions
 from server.protocol import GenerationBody
+from server.served_embedder import ServedEmbedder
 from server.served_model import ServedModel
 from server.thinking_budget import ThinkingBudget
 
@@ -30,6 +31,7 @@ _MASK_64 = 2**64 - 1
 _MASK_63 = 2**63 - 1
 _SERVICE_TIERS = {
     "priority": Priority.HIGH,
+    "fast": Priority.HIGH,
     "auto": Priority.NORMAL,
     "default": Priority.NORMAL,
     "scale": Priority.NORMAL,
@@ -44,6 +46,7 @@ class RequestOptions:
     `max_tokens` None: up to the end of the context. `prompt_param` names the prompt's field in
     errors. `strips_leading_space`: the answer starts a text of its own. `timeout_s` counts for
     requests that have none of their own, from `arrival_s` (`time.monotonic()`; 0: the present).
+    `predicted_token_ids` as in GenerationRequest.
     """
 
     request_id: str
@@ -61,6 +64,7 @@ class RequestOptions:
     timeout_s: float | None = None
     highest_priority: Priority | None = None
     arrival_s: float = 0.0
+    predicted_token_ids: tuple[int, ...] = ()
 
 
 def generation_spec(
@@ -140,7 +144,9 @@ def choice_seed(seed: int, choice: int) -> int:
     return (mixed ^ (mixed >> 31)) & _MASK_63
 
 
-def check_token_ids(token_ids: Sequence[int], model: ServedModel, param: str) -> None:
+def check_token_ids(
+    token_ids: Sequence[int], model: ServedModel | ServedEmbedder, param: str
+) -> None:
     """Raise InvalidRequest if an id is not in the vocabulary."""
     if token_ids and max(token_ids) >= model.vocab_size:
         raise InvalidRequest(
@@ -169,6 +175,7 @@ def _sampling(body: GenerationBody, model: ServedModel, options: RequestOptions)
         logit_bias=_logit_bias(body, model),
         stop_token_ids=tuple(dict.fromkeys((*eos, *body.stop_token_ids))),
         logprobs=options.logprobs,
+        is_seeded=body.seed is not None,
     )
 
 
@@ -224,6 +231,7 @@ def _request(
         cache_salt=_cache_salt(options.cache_scope, body.cache_salt),
         prompt_logprobs=options.prompt_logprobs,
         grammar=options.grammar,
+        predicted_token_ids=options.predicted_token_ids,
     )
 
 

@@ -1,4 +1,4 @@
-"""One embedding model as the routes see it: its names, its engine and its text side.
+"""One embedding model, or cross-encoder, as the routes see it: names, engine and text side.
 
 The counterpart of `served_model.py`. Knows nothing of how a model is loaded or unloaded.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.architectures.encoder import EncoderConfig
+from engine.device_board import DeviceReport
 from scheduler.messages import EmbedRequest, EngineInfo, StepStats
 from server.encoder_tokenizer import EncoderTokenizer
 from server.engine_state import EngineState
@@ -23,7 +24,8 @@ class EmbeddingEngine(Protocol):
     """What the HTTP side needs of an embedding engine; used from the event loop's thread only."""
 
     async def embed(self, request: EmbedRequest) -> Float32Array:
-        """Vectors [inputs, dimensions] of length 1; cancelling it drops the request.
+        """Vectors [inputs, dimensions] of length 1, or a cross-encoder's logits [inputs, 1];
+        cancelling it drops the request.
 
         Raises EngineUnavailable, QueueFull or GenerationFailed.
         """
@@ -32,6 +34,11 @@ class EmbeddingEngine(Protocol):
     @property
     def info(self) -> EngineInfo | None:
         """None until the engine was ready for the first time."""
+        ...
+
+    @property
+    def devices(self) -> DeviceReport | None:
+        """See `engine_port.Engine`."""
         ...
 
     @property
@@ -58,8 +65,13 @@ class ServedEmbedder:
     aliases: tuple[str, ...] = ()
 
     @property
+    def is_cross_encoder(self) -> bool:
+        """It scores pairs of a query and a document, and gives no embeddings."""
+        return self.config.is_cross_encoder
+
+    @property
     def dimensions(self) -> int:
-        return self.config.hidden_size
+        return self.config.output_size
 
     @property
     def vocab_size(self) -> int:

@@ -23,6 +23,7 @@ from server.tokenizer import Tokenizer
 class ServedModel:
     """`max_model_len` is in tokens, prompt and answer together, and is what is enforced.
 
+    `schema_in_prompt`: whether the schema of a `response_format` is told to the model.
     `stop_token_ids` is the union of all end tokens of the model. `created` is in Unix seconds.
     """
 
@@ -36,6 +37,7 @@ class ServedModel:
     quantization: str = "unknown"
     aliases: tuple[str, ...] = ()
     output_format: OutputFormat = OutputFormat()
+    schema_in_prompt: bool = True
 
     @cached_property
     def grammars(self) -> GrammarFactory:
@@ -73,9 +75,15 @@ class ModelRegistry(Protocol):
 
     def get_embedder(self, name: str | None) -> ServedEmbedder:
         """By name or alias. None is the default one. Raises UnknownModel, or WrongModelKind for a
-        model that gives no embeddings."""
+        model that gives no embeddings, as a cross-encoder."""
+        ...
+
+    def get_reranker(self, name: str | None) -> ServedEmbedder:
+        """By name or alias, a cross-encoder or an embedding model. None is the first cross-encoder
+        or, without one, the first embedding model. Raises UnknownModel, or WrongModelKind for a
+        model that writes text."""
         ...
 
     def embedders(self) -> Sequence[ServedEmbedder]:
-        """Every served embedding model once, the default one first."""
+        """Every served embedding model and cross-encoder once, in the order of loading."""
         ...

@@ -90,6 +90,18 @@ def text_table(value: Any) -> dict[str, str]:
     return dict(value)
 
 
+def choice_table(*choices: str) -> Kind:
+    """A table from any name to one of `choices`."""
+
+    def read(value: Any) -> dict[str, str]:
+        table = text_table(value)
+        if not set(table.values()) <= set(choices):
+            raise ValueError("a table with values of " + ", ".join(choices))
+        return table
+
+    return read
+
+
 def size_bytes(value: Any) -> int:
     """Bytes from an integer or from text such as "2GiB", "1.5 GB" or "800MiB"."""
     expected = 'a size such as "2GiB", "800MiB" or a number of bytes'

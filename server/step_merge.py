@@ -27,12 +27,16 @@ class MergedStep:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def add(self, output: StepOutput) -> None:
         self.token_ids += output.new_token_ids
         self.logprobs += output.logprobs or ()
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self.num_draft_tokens += output.num_draft_tokens
+        self.num_accepted_tokens += output.num_accepted_tokens
         self.finish_reason = output.finish_reason
         self.stop_token_id = output.stop_token_id
         self.error = output.error

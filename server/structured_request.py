@@ -2,6 +2,7 @@
 
 `response_format` is OpenAI's, `structured_outputs` and `guided_…` are vLLM's, `grammar` and
 `json_schema` are llama.cpp's. A schema means the same with and without `strict`: it is enforced.
+That of a `response_format` is also told to the model, as at OpenAI; the others are not, as at vLLM.
 At most one of them may ask for something. What is wrong is an InvalidRequest that names the field
 and, in a schema, the place.
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.grammar_matcher import GrammarFactory
@@ -33,12 +34,14 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One ask. `what` is how errors call it; `schema` is the JSON Schema, if it is one."""
+    """One ask. `what` is how errors call it; `schema` is the JSON Schema, if it is one, and
+    `told` the schema that the prompt tells the model of, if it does."""
 
     param: str
     what: str
     build: Callable[[], str]
     schema: Any = None
+    told: dict[str, Any] | None = None
 
 
 def read_constraint(body: GenerationBody) -> Constraint | None:
@@ -88,7 +91,9 @@ def _of_response_format(asked: ResponseFormat | None) -> list[Constraint]:
             "'response_format' of type 'json_schema' needs a 'json_schema' with a 'schema'.",
             param="response_format",
         )
-    return _of_json("response_format", asked.json_schema.schema_)
+    schema, description = asked.json_schema.schema_, asked.json_schema.description
+    told = {"description": description, **schema} if description else schema
+    return [replace(c, told=told) for c in _of_json("response_format", schema)]
 
 
 def _of_structured_outputs(asked: StructuredOutputs | None) -> list[Constraint]:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 
+from engine.device_board import DeviceReport
 from scheduler.messages import EngineInfo, StepStats
 from server.engine_state import EngineState
 from server.errors import EngineUnavailable
@@ -39,6 +40,11 @@ class SupervisedEngine(ABC):
     def info(self) -> EngineInfo | None:
         """None until the engine was ready for the first time."""
         return self._supervisor.info
+
+    @property
+    def devices(self) -> DeviceReport | None:
+        """How its devices are now; None of an engine that has the CPU only, or is not ready."""
+        return self._supervisor.devices
 
     @property
     def state(self) -> EngineState:

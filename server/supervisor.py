@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from engine.device_board import DeviceReport
 from scheduler.messages import (
     EmbedStep,
     EngineFailed,
@@ -82,6 +83,7 @@ class EngineSupervisor:
         self.state = EngineState.LOADING
         self.detail = "starting the engine process"
         self.info: EngineInfo | None = None
+        self.devices: DeviceReport | None = None
         self.load_s: float | None = None  # how long the last load took
         self._name = name
         self._launcher = launcher
@@ -163,6 +165,8 @@ class EngineSupervisor:
             case StepResult() | EmbedStep():
                 self._progress_s = time.monotonic()
                 self._listener.engine_stepped(message)
+            case DeviceReport():
+                self.devices = message
             case EngineLoading(phase):
                 self._on_loading(phase)
             case EngineReady(info):
@@ -189,6 +193,7 @@ class EngineSupervisor:
     def _on_death(self, link: EngineLink) -> None:
         if link is not self._link:
             return
+        self.devices = None
         was_ready, self._link_is_ready, self._link = self._link_is_ready, False, None
         stalled = self.state is EngineState.STALLED
         how = self.detail if stalled else describe_exit(link.handle.exitcode)

@@ -5,8 +5,8 @@ tokens that it has generated itself; from there the model goes on. The blocks of
 found again in the prefix cache. What the engine sends beyond the budget in the meantime is dropped,
 so the answer does not depend on timing.
 
-The second sequence is a new arrival for the engine: a full queue can refuse it, which then fails
-the request.
+The second sequence goes on with an answer that was let in, so no full queue refuses it, and it
+keeps the arrival time of the first.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class BudgetedStream:
     async def _cut(self, output: StepOutput, num_kept: int) -> StepOutput:
         """End the thought behind `num_kept` of the output's tokens."""
         self._is_watching = False
-        await close_stream(self._stream)
+        first = self._stream
         room = self._request.sampling.max_tokens - len(self._generated)
         closing = tuple(self._tokenizer.encode_parsed(CLOSING, add_bos=False))[: max(0, room)]
         kept = output.new_token_ids[:num_kept]
@@ -117,6 +117,8 @@ class BudgetedStream:
                     prompt_logprobs=None,
                 )
             )
+        # Only now, so that a server that shuts down never finds nothing left to wait for.
+        await close_stream(first)
         return replace(
             output,
             new_token_ids=(*kept, *closing),

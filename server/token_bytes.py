@@ -53,6 +53,14 @@ def token_decoder(description: dict[str, Any]) -> Callable[[str], bytes]:
     return lambda text: _decode_sentencepiece(text, marks_spaces, has_byte_tokens)
 
 
+def added_token_decoder(description: dict[str, Any]) -> Callable[[str], bytes]:
+    """The function from an added token's text to its bytes: literal, but for the space marks that
+    SentencePiece's own user-defined pieces are written with."""
+    if _replaces_space_mark(description):
+        return lambda text: text.replace(_SPACE_MARK, " ").encode()
+    return str.encode
+
+
 def strips_leading_space(description: dict[str, Any]) -> bool:
     """Whether a full decode drops the one space at the very start of a text."""
     for part in decoder_parts(description):

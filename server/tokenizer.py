@@ -17,7 +17,7 @@ from typing import Any
 
 import tokenizers
 
-from server.token_bytes import strips_leading_space, token_decoder
+from server.token_bytes import added_token_decoder, strips_leading_space, token_decoder
 
 _NO_MATCH = re.compile(r"(?!)")
 
@@ -35,6 +35,7 @@ class Tokenizer:
         self._plain = _plain_tokenizer(description)
         self._plain_inner = _plain_tokenizer(_without_text_prefix(description))
         self._decode_token = token_decoder(description)
+        self._decode_added = added_token_decoder(description)
         # The library may number added tokens anew, so it is asked, not the description.
         self._added: dict[int, tokenizers.AddedToken] = self._parsing.get_added_tokens_decoder()
         self._special = {t.content: (i, t) for i, t in self._added.items() if t.special}
@@ -154,7 +155,7 @@ class Tokenizer:
     def _read_bytes(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         if added is not None:
-            return str(added.content).encode()
+            return self._decode_added(str(added.content))
         text = self._parsing.id_to_token(token_id)
         return b"" if text is None else self._decode_token(text)
 

@@ -62,6 +62,21 @@ def random_tensors(config: dict[str, Any] = CONFIG, prefix: str = "") -> Arrays:
     }
 
 
+def cross_encoder_tensors(config: dict[str, Any] = CONFIG) -> Arrays:
+    """Every tensor of a Bert- or RobertaForSequenceClassification of one label."""
+    hidden = config["hidden_size"]
+    tensors = random_tensors(config, "bert." if config["model_type"] == "bert" else "roberta.")
+    random = np.random.default_rng(8)
+    head = ("bert.pooler.dense", "classifier")
+    if "roberta" in config["model_type"]:
+        del tensors["roberta.pooler.dense.weight"]
+        head = ("classifier.dense", "classifier.out_proj")
+    for name, rows in zip(head, (hidden, 1), strict=True):
+        tensors[f"{name}.weight"] = random.normal(0, 0.4, (rows, hidden)).astype(np.float32)
+        tensors[f"{name}.bias"] = random.normal(0, 0.4, (rows,)).astype(np.float32)
+    return tensors
+
+
 def safetensors_bytes(tensors: Arrays, dtypes: dict[str, str] | None = None) -> bytes:
     """The file format. `dtypes` overrides what the header calls a tensor's storage."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

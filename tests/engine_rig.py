@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
 from engine.logprobs import TokenLogprobs
 from engine.sampling_params import SamplingParams
+from engine.speculation.step_costs import StepCosts
 from scheduler.loop import StepLoop
 from scheduler.messages import (
     FinishReason,
@@ -86,11 +87,13 @@ def serve(
     model: LoadedModel,
     arrivals: Mapping[int, Sequence[GenerationRequest]],
     proposer: Proposer | None = None,
+    step_costs: StepCosts | None = None,
+    proposer_for: Callable[[Scheduler], Proposer] | None = None,
     **overrides: Any,
 ) -> Run:
     """Runs requests to their end; `arrivals`: after how many steps which of them come.
 
-    `overrides` are fields of `SchedulerConfig`.
+    `overrides` are fields of `SchedulerConfig`. `proposer_for`: for proposers that need the rest.
     """
     limits = {
         "max_model_len": model.config.context_length,
@@ -101,7 +104,9 @@ def serve(
     }
     config = SchedulerConfig(**(limits | overrides))
     scheduler = Scheduler(config, grammars=model.grammars)
-    worker = ModelWorker(scheduler, model.runner, model.sampler, proposer)
+    if proposer_for is not None:
+        proposer = proposer_for(scheduler)
+    worker = ModelWorker(scheduler, model.runner, model.sampler, proposer, step_costs)
     client = _Client(arrivals)
     StepLoop(worker, client.inbox, client.receive).run()
     assert worker.check_invariants() == []

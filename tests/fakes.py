@@ -17,10 +17,13 @@ from typing import Any
 import numpy as np
 
 from engine.batch import Batch, Float32Array
+from engine.device_board import DeviceBoard, DeviceReport, LaneReport
 from engine.grammar import GrammarSource, NoGrammars
+from engine.lane_usage import NO_USAGE, Usage
 from engine.logprobs import TokenLogprobs
 from engine.sampler import Sampled, SampleRow
 from engine.sampling_params import SamplingParams
+from engine.speculation.config import NO_SPECULATION, Speculation
 from scheduler.messages import FinishReason, GenerationRequest, Priority, StepOutput
 from scheduler.policy import SchedulerConfig
 from scheduler.scheduler import Scheduler
@@ -69,6 +72,7 @@ class ScriptedRunner:
     batch_sizes: list[int] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     pages: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    usage: Usage = NO_USAGE
 
     def execute(self, batch: Batch) -> Float32Array:
         number = self.num_executed
@@ -194,6 +198,11 @@ class FakeFacts:
     batch_invariant: bool = True
     weight_format: str = "none"
     kv_bytes: int = 0
+    kv_format_reason: str = ""
+    token_buckets: tuple[int, ...] = ()
+
+
+CPU_ONLY = DeviceReport("fake", "a test asked for it", (LaneReport("cpu", "open"),))
 
 
 @dataclass
@@ -203,7 +212,9 @@ class FakeEngine:
     runner: ScriptedRunner
     sampler: FakeSampler = field(default_factory=FakeSampler)
     grammars: NoGrammars = field(default_factory=NoGrammars)
+    speculation: Speculation = NO_SPECULATION
     info: FakeFacts = field(default_factory=FakeFacts)
+    devices: DeviceBoard = field(default_factory=lambda: DeviceBoard(CPU_ONLY))
 
 
 SMALL = SchedulerConfig(

@@ -21,12 +21,15 @@ from engine.embedding import Embedding
 from engine.export.model import INDEX_FILE
 from engine.export.weights_file import StoredMatrix, read_matrix
 from engine.grammar_matcher import GrammarFactory
+from engine.kernel_runner import KernelRunner
 from engine.kv_cache import PagedKVCache
 from engine.kv_format import KV_FORMATS
 from engine.lane import CpuLane
 from engine.loader import open_grammars
 from engine.model_runner import ModelRunner
+from engine.panel_weights import PanelWeights, has_panels
 from engine.sampler import Sampler
+from engine.step_form import StepForm
 from tests.batches import Span, make_batch
 
 
@@ -36,7 +39,7 @@ class LoadedModel:
     lane: CpuLane
     attention: Attention
     cache: PagedKVCache
-    runner: ModelRunner
+    runner: StepForm
     sampler: Sampler
     grammars: GrammarFactory
 
@@ -60,8 +63,10 @@ class LoadedModel:
 class NanEmbedding(Embedding):
     """The real embedding, but for one token."""
 
-    def __init__(self, weights_path: Path, matrix: StoredMatrix, nan_token: int | None) -> None:
-        super().__init__(weights_path, matrix)
+    def __init__(
+        self, weights_path: Path, matrix: StoredMatrix, scale: float, nan_token: int | None
+    ) -> None:
+        super().__init__(weights_path, matrix, scale)
         self._nan_token = nan_token
 
     def lookup(self, token_ids: Int32Array, out: Float32Array) -> None:
@@ -78,24 +83,32 @@ def load_model(
     max_tokens: int = 512,
     is_reference: bool = False,
     nan_token: int | None = None,
+    kernels: str = "onnxruntime",
+    max_model_len: int | None = None,
 ) -> LoadedModel:
     """`is_reference` takes the numpy attention. The embedding of `nan_token` is NaN.
 
-    The pages are garbage.
+    `kernels`: which runner, see `cpu_form.py`; the lane is one of sessions in any case. The pages
+    are garbage.
     """
     config, pages_format = bundle.config, KV_FORMATS[kv_format]
     lane = CpuLane(config, bundle.path, max_tokens, max_tokens, num_threads)
-    length = config.context_length
+    length = max_model_len or config.context_length
     attention: Attention = (
         NumpyAttention(config, pages_format, length)
         if is_reference
         else KernelAttention(config, pages_format, length, max_tokens, num_threads)
     )
     matrix = read_matrix(bundle.path / INDEX_FILE, "embed")
-    embedding = NanEmbedding(bundle.weights_path, matrix, nan_token)
+    embedding = NanEmbedding(bundle.weights_path, matrix, config.embedding_scale, nan_token)
     cache = PagedKVCache(config, pages_format, num_blocks)
     spoil(cache)
-    runner = ModelRunner(lane, attention, embedding, cache)
+    runner: StepForm = ModelRunner(lane, attention, embedding, cache)
+    if kernels == "auto" and has_panels(bundle):
+        weights = PanelWeights(bundle, length)
+        runner = KernelRunner(
+            config, weights, embedding, cache, max_tokens, max_tokens, num_threads
+        )
     sampler = Sampler(config.vocab_size)
     return LoadedModel(config, lane, attention, cache, runner, sampler, open_grammars(bundle))
 

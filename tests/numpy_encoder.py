@@ -24,16 +24,45 @@ def encode_one(
 ) -> Floats:
     """The embedding [hidden] of one text, of length 1."""
     weights = {name: array.astype(np.float64) for name, array in tensors.items()}
-    hidden = weights["embeddings.word_embeddings.weight"][token_ids]
-    places = np.arange(len(token_ids)) + first_position
-    hidden = hidden + weights["embeddings.position_embeddings.weight"][places]
-    hidden = hidden + weights["embeddings.token_type_embeddings.weight"][0]
-    hidden = _norm(weights, "embeddings.LayerNorm", hidden, config)
-    for layer in range(config["num_hidden_layers"]):
-        hidden = _layer(weights, f"encoder.layer.{layer}.", hidden, config)
+    hidden = _encoded(weights, config, token_ids, [0] * len(token_ids), first_position)
     pooled = hidden.mean(axis=0) if pooling == "mean" else hidden[0]
     unit: Floats = pooled / np.linalg.norm(pooled)
     return unit
+
+
+def score_pair(
+    tensors: Mapping[str, NDArray[Any]],
+    config: Mapping[str, Any],
+    token_ids: list[int],
+    token_types: list[int],
+    head: tuple[str, str],
+    first_position: int = 0,
+) -> float:
+    """The logit of one pair; `head` names the dense layer below the tanh, and the last one."""
+    weights = {
+        name.removeprefix("bert.").removeprefix("roberta."): array.astype(np.float64)
+        for name, array in tensors.items()
+    }
+    hidden = _encoded(weights, config, token_ids, token_types, first_position)
+    pooled = np.tanh(_dense(weights, head[0], hidden[0]))
+    return float(_dense(weights, head[1], pooled)[0])
+
+
+def _encoded(
+    weights: dict[str, Floats],
+    config: Mapping[str, Any],
+    token_ids: list[int],
+    token_types: list[int],
+    first_position: int,
+) -> Floats:
+    hidden = weights["embeddings.word_embeddings.weight"][token_ids]
+    places = np.arange(len(token_ids)) + first_position
+    hidden = hidden + weights["embeddings.position_embeddings.weight"][places]
+    hidden = hidden + weights["embeddings.token_type_embeddings.weight"][token_types]
+    hidden = _norm(weights, "embeddings.LayerNorm", hidden, config)
+    for layer in range(config["num_hidden_layers"]):
+        hidden = _layer(weights, f"encoder.layer.{layer}.", hidden, config)
+    return hidden
 
 
 def _layer(weights: dict[str, Floats], at: str, x: Floats, config: Mapping[str, Any]) -> Floats:

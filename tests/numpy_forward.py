@@ -52,11 +52,9 @@ def silu(x: Float32Array) -> Float32Array:
     return np.asarray(x / (np.float32(1) + np.exp(-x)), np.float32)
 
 
-def rotate(x: Float32Array, theta: float) -> Float32Array:
+def rotate(x: Float32Array, frequencies: NDArray[np.float64]) -> Float32Array:
     """RoPE of [T, heads, D] at positions 0..T-1, in the half-split form."""
-    num_tokens, _, head_size = x.shape
-    frequencies = theta ** (-np.arange(0, head_size, 2) / head_size)
-    angles = np.arange(num_tokens)[:, None, None] * frequencies
+    angles = np.arange(len(x))[:, None, None] * frequencies
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -67,8 +65,9 @@ def causal_attention(
 ) -> Float32Array:
     """[T, heads * D] of queries, keys and values [T, …], each KV head serving a group of heads."""
     num_tokens, group = len(q), config.num_heads // config.num_kv_heads
-    queries = rotate(q.reshape(num_tokens, -1, config.head_size), config.rope_theta)
-    keys = rotate(k.reshape(num_tokens, -1, config.head_size), config.rope_theta)
+    frequencies = np.array(config.ropes[0].frequencies)
+    queries = rotate(q.reshape(num_tokens, -1, config.head_size), frequencies)
+    keys = rotate(k.reshape(num_tokens, -1, config.head_size), frequencies)
     values = v.reshape(num_tokens, -1, config.head_size)
     visible = np.tril(np.ones((num_tokens, num_tokens), bool))
     out = np.empty_like(queries)

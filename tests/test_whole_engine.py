@@ -29,10 +29,11 @@ from tests.loaded_model import LoadedModel, load_model, spoil
 
 TEXT = Path(__file__).parent / "data" / "night_ferry.txt"
 SUBJECTS = [
-    "tiny-f32",
-    "tiny-int8",
-    "tiny-int4",
-    pytest.param("real-int8", marks=pytest.mark.model),
+    "tiny-f32-auto",
+    "tiny-int8-auto",
+    "tiny-int4-auto",
+    "tiny-int8-onnxruntime",
+    pytest.param("real-int8-auto", marks=pytest.mark.model),
 ]
 
 
@@ -54,9 +55,11 @@ class Subject:
 
 @pytest.fixture(scope="module", params=SUBJECTS)
 def subject(request: pytest.FixtureRequest) -> Subject:
-    which, kv_format = request.param.split("-")
+    which, kv_format, kernels = request.param.split("-")
     bundle: Bundle = request.getfixturevalue(f"{which}_bundle")
-    loaded = cache(lambda num_threads: load_model(bundle, kv_format, num_threads, 128))
+    loaded = cache(
+        lambda num_threads: load_model(bundle, kv_format, num_threads, 128, kernels=kernels)
+    )
 
     def load(num_threads: int = 2) -> LoadedModel:
         model = loaded(num_threads)

@@ -3,6 +3,9 @@
     token_ids [B, S] int32, positions [S] int32, mask [B, S] float32 (1 token, 0 padding)
         → embeddings [B, hidden] float32, of length 1
 
+A cross-encoder also reads which tokens are the document's, second [B, S] float32, and gives
+scores [B, 1] float32: logits.
+
 Standard operators and float32 throughout. Padding is cut off in the attention, by a score that
 no softmax sees, and in the pooling. Does not know the rest of the bundle (`exporter.py`).
 """
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 
 from engine.architectures.encoder import EncoderConfig
 from engine.bundle import ENCODER_FILE, WEIGHTS_FILE
-from engine.export.graph import GraphBuilder
+from engine.export.graph import GraphBuilder, Shape
 from engine.export.model import WrittenModel
 from engine.export.weights_file import StoredArray, WeightsFile
 
@@ -29,6 +32,7 @@ HIDDEN_SCORE = -1e30
 
 MIN_LENGTH = 1e-12
 WEIGHT_FORMAT = "f32"
+_KINDS = ("weight", "bias")
 
 OnProgress = Callable[[int, int], None]
 Weights = dict[str, StoredArray]
@@ -72,12 +76,15 @@ def _write_weights(
     on_progress(1, total)
     for layer in range(checkpoint.config.num_layers):
         prefix = f"layers.{layer}."
-        for kind in ("weight", "bias"):
+        for kind in _KINDS:
             parts = [checkpoint.tensor(f"{prefix}{part}.{kind}") for part in ("q", "k", "v")]
             write(f"{prefix}qkv.{kind}", np.concatenate(parts).T)
             for name in ("o", "up", "down", "attn_norm", "mlp_norm"):
                 write(f"{prefix}{name}.{kind}", checkpoint.tensor(f"{prefix}{name}.{kind}").T)
         on_progress(layer + 2, total)
+    if checkpoint.config.is_cross_encoder:
+        for name in ("second_type", *(f"{p}.{k}" for p in ("pooler", "score") for k in _KINDS)):
+            write(name, checkpoint.tensor(name).T)
     return weights
 
 
@@ -92,11 +99,16 @@ class _EncoderGraph:
         scores = self._mask_scores()
         for layer in range(self._config.num_layers):
             hidden = self._layer(hidden, scores, f"layers.{layer}.")
-        pooled = self._normalized(self._pooled(hidden))
+        inputs: dict[str, Shape] = {"mask": ("B", "S")}
+        if self._config.is_cross_encoder:
+            inputs["second"] = ("B", "S")
+            name, result = "scores", self._scores(hidden)
+        else:
+            name, result = "embeddings", self._normalized(self._pooled(hidden))
         return self._graph.model(
             "encoder",
-            {"mask": ("B", "S")},
-            {"embeddings": (pooled, ("B", self._config.hidden_size))},
+            inputs,
+            {name: (result, ("B", self._config.output_size))},
             OPSET,
             int32_inputs={"token_ids": ("B", "S"), "positions": ("S",)},
         )
@@ -104,7 +116,12 @@ class _EncoderGraph:
     def _embeddings(self) -> str:
         tokens = self._node("Gather", self._stored("embed"), "token_ids")
         places = self._node("Gather", self._stored("position_embed"), "positions")
-        return self._norm(self._node("Add", tokens, places), "embed_norm")
+        summed = self._node("Add", tokens, places)
+        if self._config.is_cross_encoder:
+            second = self._node("Unsqueeze", "second", self._integers(2))
+            types = self._node("Mul", second, self._stored("second_type"))
+            summed = self._node("Add", summed, types)
+        return self._norm(summed, "embed_norm")
 
     def _mask_scores(self) -> str:
         """[B, 1, 1, S]: 0 for a token, `HIDDEN_SCORE` for padding."""
@@ -145,6 +162,11 @@ class _EncoderGraph:
         total = self._graph.node("ReduceSum", [kept, self._integers(1)], keepdims=0)[0]
         count = self._graph.node("ReduceSum", ["mask", self._integers(1)], keepdims=1)[0]
         return self._node("Div", total, count)
+
+    def _scores(self, hidden: str) -> str:
+        first = self._graph.node("Gather", [hidden, self._index(0)], axis=1)[0]
+        pooled = self._node("Tanh", self._dense(first, "pooler"))
+        return self._dense(pooled, "score")
 
     def _normalized(self, pooled: str) -> str:
         length = self._graph.node("ReduceL2", [pooled, self._integers(1)], keepdims=1)[0]

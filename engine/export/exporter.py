@@ -23,17 +23,23 @@ from engine.bundle import (
 )
 from engine.errors import BundleError, ImportFailed
 from engine.export.import_lock import import_lock
-from engine.importers.bert import BertCheckpoint, read_bert
+from engine.export.packing import PACKERS, Packer
+from engine.importers.bert import CONFIG_FILE, POSITION_OFFSETS, BertCheckpoint, read_bert
 from engine.importers.checkpoint import Checkpoint
-from engine.importers.gguf import GgufCheckpoint, read_gguf
+from engine.importers.gguf import read_gguf
+from engine.importers.hugging_face import read_hugging_face
+from engine.importers.json_file import read_settings
 from engine.importers.safetensors_reader import looks_like_safetensors
+from engine.importers.source_files import is_index, source_files
+from engine.importers.summary import CheckpointSummary
 from engine.manifest import BundleFile, BundleSource, Manifest, encode_manifest
 from engine.version import own_version
 
 # Files up to this size have their digest recorded; larger ones only their size.
 MAX_DIGESTED_BYTES = 16 << 20
-# 8-bit weights with a scale of 4 bytes per 32, and room for what is small; encoders are float32.
-MAX_BYTES_PER_PARAMETER = 1.2
+# 8-bit weights with a scale of 4 bytes per 32, once for each of the two ways to compute with them,
+# and room for what is small; encoders are float32.
+MAX_BYTES_PER_PARAMETER = 2.4
 ENCODER_BYTES_PER_PARAMETER = 4.2
 
 OnProgress = Callable[[int, int], None]
@@ -50,7 +56,16 @@ class Written(Protocol):
 
 
 WriteModel = Callable[[Checkpoint, Path, OnProgress], Written]
-AnyCheckpoint = GgufCheckpoint | BertCheckpoint
+
+
+class Decoder(Checkpoint, Protocol):
+    """A checkpoint of a model that writes text, with what people want to know of it."""
+
+    @property
+    def summary(self) -> CheckpointSummary: ...
+
+
+AnyCheckpoint = Decoder | BertCheckpoint
 
 
 def import_checkpoint(
@@ -59,14 +74,35 @@ def import_checkpoint(
     name: str,
     on_progress: OnProgress,
     write_model: WriteModel | None = None,
+    *,
+    weight_format: str = "auto",
+    packer: Packer | None = None,
 ) -> Bundle:
     """Imports the file `source` as the bundle folder `destination`, replacing what is there.
 
-    `on_progress(done, total)` is called from time to time. Raises ImportFailed with the reason;
-    whatever happens, `destination` is either the new bundle or what it was before.
+    `on_progress(done, total)` is called from time to time. `weight_format` is a name of
+    `packing.PACKERS`, unless a `packer` of the caller's takes its place. Raises ImportFailed with
+    the reason; whatever happens, `destination` is either the new bundle or what it was before.
     """
-    parent = destination.parent
+    write = write_model or decoder_writer(weight_format, packer)
     checkpoint = open_checkpoint(source)
+    try:
+        described = describe_source(source, checkpoint)
+    except OSError as exc:
+        raise ImportFailed(f"{source} cannot be read: {exc}; check the file") from exc
+    return write_bundle(checkpoint, described, destination, name, on_progress, write)
+
+
+def write_bundle(
+    checkpoint: AnyCheckpoint,
+    source: BundleSource,
+    destination: Path,
+    name: str,
+    on_progress: OnProgress,
+    write_model: WriteModel,
+) -> Bundle:
+    """`import_checkpoint` of what is open already. `source` says where it comes from."""
+    parent = destination.parent
     staging = parent / f".importing-{destination.name}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -87,8 +123,12 @@ def import_checkpoint(
 
 
 def open_checkpoint(source: Path) -> AnyCheckpoint:
-    """By content: a safetensors file is an encoder, everything else must be a GGUF."""
-    return read_bert(source) if looks_like_safetensors(source) else read_gguf(source)
+    """By content: safetensors are what their config.json says, all else must be a GGUF."""
+    if not is_index(source) and not looks_like_safetensors(source):
+        return read_gguf(source)
+    model_type = read_settings(source.parent / CONFIG_FILE).values.get("model_type")
+    is_encoder = model_type in POSITION_OFFSETS and not is_index(source)
+    return read_bert(source) if is_encoder else read_hugging_face(source)
 
 
 def same_bundle(destination: Path, checkpoint: AnyCheckpoint) -> Bundle | None:
@@ -113,12 +153,12 @@ def check_disk(folder: Path, checkpoint: AnyCheckpoint) -> None:
 
 
 def build_bundle(
-    source: Path,
+    source: BundleSource,
     checkpoint: AnyCheckpoint,
     folder: Path,
     name: str,
     on_progress: OnProgress,
-    write_model: WriteModel | None,
+    write_model: WriteModel,
 ) -> None:
     """Fills the empty `folder` and checks the result. `model.json` is written last."""
     written = write_weights(checkpoint, folder, on_progress, write_model)
@@ -132,7 +172,7 @@ def build_bundle(
         converter=own_version(),
         weight_format=written.weight_format,
         config=checkpoint.config,
-        source=describe_source(source, checkpoint),
+        source=source,
         summary=checkpoint.summary,
         files=tuple(describe_file(folder, file) for file in files),
     )
@@ -146,26 +186,36 @@ def write_weights(
     checkpoint: AnyCheckpoint,
     folder: Path,
     on_progress: OnProgress,
-    write_model: WriteModel | None,
+    write_model: WriteModel,
 ) -> Written:
-    """The writers are imported here: they import onnx, which takes a while."""
     if isinstance(checkpoint, BertCheckpoint):
+        # Imported when it is needed: it imports onnx, which takes a while.
         from engine.export.encoder import write_encoder
 
         return write_encoder(checkpoint, folder, on_progress)
-    if write_model is not None:
-        return write_model(checkpoint, folder, on_progress)
-    from engine.export.model import write_model as write_decoder
+    return write_model(checkpoint, folder, on_progress)
 
-    return write_decoder(checkpoint, folder, on_progress)
+
+def decoder_writer(weight_format: str, packer: Packer | None) -> WriteModel:
+    """Raises ImportFailed for an unknown format."""
+    if packer is None and weight_format not in PACKERS:
+        raise ImportFailed(f"unknown weight format {weight_format!r}; known: {', '.join(PACKERS)}")
+    chosen = packer or PACKERS[weight_format]
+
+    def write(checkpoint: Checkpoint, folder: Path, on_progress: OnProgress) -> Written:
+        from engine.export.model import write_model  # imports onnx
+
+        return write_model(checkpoint, folder, on_progress, chosen)
+
+    return write
 
 
 def describe_source(source: Path, checkpoint: AnyCheckpoint) -> BundleSource:
-    info = source.stat()
+    infos = [file.stat() for file in source_files(source)]
     return BundleSource(
         path=str(source.absolute()),
-        num_bytes=info.st_size,
-        modified_ns=info.st_mtime_ns,
+        num_bytes=sum(info.st_size for info in infos),
+        modified_ns=max(info.st_mtime_ns for info in infos),
         sha256=checkpoint.digest,
     )
 

@@ -7,7 +7,9 @@
     head           hidden                 → final norm, vocabulary          → logits
 
 All activations are [1, T, K] float32 and T is the only free dimension. What a device wants
-written differently is a `Target`; the order of the operations is here and nowhere else.
+written differently is a `Target`; the order of the operations is here and nowhere else. Which
+operations an architecture has follows from the weights that its layers have (`LayerWeights`) and
+from a few numbers of the config.
 Knows nothing of files, sessions or attention.
 """
 
@@ -23,7 +25,6 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from engine.architectures.config import ModelConfig
-from engine.export.packing import BLOCK_SIZE
 from engine.export.weights_file import StoredArray, StoredMatrix
 
 Shape = tuple[int | str, ...]
@@ -31,12 +32,23 @@ Shape = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    attn_norm: StoredArray
+    """One layer. What is None is left out of the graphs.
+
+    `attn_norm` and `mlp_norm` come before the attention and the MLP, `post_attn_norm` and
+    `post_mlp_norm` after them and before the residual. `q_norm` and `k_norm` have the size of a
+    head (norm over each head) or of the whole projection. A bias is a part of its matrix.
+    """
+
     qkv: StoredMatrix
     o: StoredMatrix
-    mlp_norm: StoredArray
     gate_up: StoredMatrix
     down: StoredMatrix
+    attn_norm: StoredArray | None = None
+    mlp_norm: StoredArray | None = None
+    post_attn_norm: StoredArray | None = None
+    post_mlp_norm: StoredArray | None = None
+    q_norm: StoredArray | None = None
+    k_norm: StoredArray | None = None
 
 
 class GraphBuilder:
@@ -107,9 +119,19 @@ class Target(Protocol):
     @property
     def num_tokens(self) -> int | str: ...
 
-    def matmul(self, graph: GraphBuilder, x: str, weight: StoredMatrix) -> str: ...
+    def matmul(self, graph: GraphBuilder, x: str, weight: StoredMatrix) -> str:
+        """x times the matrix, plus its bias if it has one."""
+        ...
 
     def norm(self, graph: GraphBuilder, x: str, weight: StoredArray, epsilon: float) -> str: ...
+
+    def head_norm(
+        self, graph: GraphBuilder, x: str, weight: StoredArray, epsilon: float, head_size: int
+    ) -> str:
+        """The norm of each head of x [1, T, heads * head_size]; `weight` [head_size]."""
+        ...
+
+    def add(self, graph: GraphBuilder, x: str, y: str) -> str: ...
 
     def add_norm(
         self, graph: GraphBuilder, x: str, residual: str, weight: StoredArray, epsilon: float
@@ -117,8 +139,14 @@ class Target(Protocol):
         """(x + residual, its norm)."""
         ...
 
-    def gated_silu(self, graph: GraphBuilder, gate_up: str) -> str:
-        """silu(first half) * second half, along the last axis."""
+    def gated(self, graph: GraphBuilder, gate_up: str, activation: str) -> str:
+        """activation(first half) * second half, along the last axis: `silu` or `gelu_tanh`."""
+        ...
+
+    def scale(self, graph: GraphBuilder, x: str, factor: float) -> str: ...
+
+    def softcap(self, graph: GraphBuilder, x: str, cap: float) -> str:
+        """cap * tanh(x / cap)."""
         ...
 
 
@@ -130,14 +158,26 @@ class CpuTarget:
     num_tokens: int | str = "T"
 
     def matmul(self, graph: GraphBuilder, x: str, weight: StoredMatrix) -> str:
+        product = self._product(graph, x, weight)
+        if weight.bias is None:
+            return product
+        return graph.node("Add", [product, graph.stored(weight.bias)])[0]
+
+    def _product(self, graph: GraphBuilder, x: str, weight: StoredMatrix) -> str:
+        inputs = [x, graph.stored(weight.data)]
+        if weight.scales is None:
+            return graph.node("MatMul", inputs)[0]
+        inputs.append(graph.stored(weight.scales))
+        if weight.zero_points is not None:
+            inputs.append(graph.stored(weight.zero_points))
         return graph.node(
             "MatMulNBits",
-            [x, graph.stored(weight.data), graph.stored(weight.scales)],
+            inputs,
             domain="com.microsoft",
             K=weight.num_cols,
             N=weight.num_rows,
             bits=weight.bits,
-            block_size=BLOCK_SIZE,
+            block_size=weight.block_size,
             accuracy_level=4,
         )[0]
 
@@ -157,10 +197,32 @@ class CpuTarget:
         )
         return outputs[3], outputs[0]
 
-    def gated_silu(self, graph: GraphBuilder, gate_up: str) -> str:
+    def head_norm(
+        self, graph: GraphBuilder, x: str, weight: StoredArray, epsilon: float, head_size: int
+    ) -> str:
+        heads = graph.node("Reshape", [x, graph.constant(np.array([1, -1, head_size], np.int64))])[
+            0
+        ]
+        normed = self.norm(graph, heads, weight, epsilon)
+        return graph.node("Reshape", [normed, graph.node("Shape", [x])[0]])[0]
+
+    def add(self, graph: GraphBuilder, x: str, y: str) -> str:
+        return graph.node("Add", [x, y])[0]
+
+    def gated(self, graph: GraphBuilder, gate_up: str, activation: str) -> str:
         gate, up = graph.node("Split", [gate_up], count=2, axis=-1, num_outputs=2)
-        silu = graph.node("QuickGelu", [gate], domain="com.microsoft", alpha=1.0)[0]
-        return graph.node("Mul", [silu, up])[0]
+        if activation == "gelu_tanh":
+            active = graph.node("Gelu", [gate], approximate="tanh")[0]
+        else:
+            active = graph.node("QuickGelu", [gate], domain="com.microsoft", alpha=1.0)[0]
+        return graph.node("Mul", [active, up])[0]
+
+    def scale(self, graph: GraphBuilder, x: str, factor: float) -> str:
+        return graph.node("Mul", [x, graph.constant(np.array(factor, np.float32))])[0]
+
+    def softcap(self, graph: GraphBuilder, x: str, cap: float) -> str:
+        bounded = graph.node("Tanh", [self.scale(graph, x, 1 / cap)])[0]
+        return self.scale(graph, bounded, cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,47 +235,92 @@ class SegmentBuilder:
 
     def first(self, layer: LayerWeights) -> onnx.ModelProto:
         graph = GraphBuilder(self.weights_location)
-        normed = self.target.norm(graph, "hidden", layer.attn_norm, self.config.rms_norm_eps)
-        qkv = self.target.matmul(graph, normed, layer.qkv)
+        normed = "hidden"
+        if layer.attn_norm is not None:
+            normed = self.target.norm(graph, "hidden", layer.attn_norm, self.config.rms_norm_eps)
+        qkv = self._qkv(graph, normed, layer)
         outputs = {"qkv": (qkv, self._shape(self.config.qkv_size))}
         return graph.model("segment_0", self._hidden_input(), outputs, self.target.opset)
 
     def middle(self, index: int, layer: LayerWeights, next_layer: LayerWeights) -> onnx.ModelProto:
         graph = GraphBuilder(self.weights_location)
-        down, hidden = self._mlp(graph, layer)
-        hidden, normed = self.target.add_norm(
-            graph, down, hidden, next_layer.attn_norm, self.config.rms_norm_eps
-        )
-        qkv = self.target.matmul(graph, normed, next_layer.qkv)
+        mlp, hidden = self._mlp(graph, layer)
+        hidden, normed = self._add_norm(graph, mlp, hidden, next_layer.attn_norm)
         outputs = {
             "hidden_out": (hidden, self._shape(self.config.hidden_size)),
-            "qkv": (qkv, self._shape(self.config.qkv_size)),
+            "qkv": (self._qkv(graph, normed, next_layer), self._shape(self.config.qkv_size)),
         }
         return graph.model(f"segment_{index}", self._inputs(), outputs, self.target.opset)
 
     def last(self, layer: LayerWeights) -> onnx.ModelProto:
         graph = GraphBuilder(self.weights_location)
-        down, hidden = self._mlp(graph, layer)
-        summed = graph.node("Add", [down, hidden])[0]
+        summed = self.target.add(graph, *self._mlp(graph, layer))
         outputs = {"hidden_out": (summed, self._shape(self.config.hidden_size))}
         name = f"segment_{self.config.num_layers}"
         return graph.model(name, self._inputs(), outputs, self.target.opset)
 
     def head(self, final_norm: StoredArray, lm_head: StoredMatrix) -> onnx.ModelProto:
-        graph = GraphBuilder(self.weights_location)
-        normed = self.target.norm(graph, "hidden", final_norm, self.config.rms_norm_eps)
+        graph, config = GraphBuilder(self.weights_location), self.config
+        normed = self.target.norm(graph, "hidden", final_norm, config.rms_norm_eps)
         logits = self.target.matmul(graph, normed, lm_head)
-        outputs = {"logits": (logits, self._shape(self.config.vocab_size))}
+        if config.logits_scale != 1:
+            logits = self.target.scale(graph, logits, config.logits_scale)
+        if config.logits_softcap:
+            logits = self.target.softcap(graph, logits, config.logits_softcap)
+        outputs = {"logits": (logits, self._shape(config.vocab_size))}
         return graph.model("head", self._hidden_input(), outputs, self.target.opset)
 
-    def _mlp(self, graph: GraphBuilder, layer: LayerWeights) -> tuple[str, str]:
+    def _mlp(
+        self,
+        graph: GraphBuilder,
+        layer: LayerWeights,
+        attention: str = "attention",
+        hidden: str = "hidden",
+    ) -> tuple[str, str]:
         """The MLP's output and the residual it is still to be added to."""
-        attention = self.target.matmul(graph, "attention", layer.o)
-        hidden, normed = self.target.add_norm(
-            graph, attention, "hidden", layer.mlp_norm, self.config.rms_norm_eps
-        )
+        attention = self.target.matmul(graph, attention, layer.o)
+        attention = self._before_residual(graph, attention, layer.post_attn_norm)
+        hidden, normed = self._add_norm(graph, attention, hidden, layer.mlp_norm)
         gate_up = self.target.matmul(graph, normed, layer.gate_up)
-        return self.target.matmul(graph, self.target.gated_silu(graph, gate_up), layer.down), hidden
+        gated = self.target.gated(graph, gate_up, self.config.activation)
+        down = self.target.matmul(graph, gated, layer.down)
+        return self._before_residual(graph, down, layer.post_mlp_norm), hidden
+
+    def _before_residual(self, graph: GraphBuilder, x: str, weight: StoredArray | None) -> str:
+        if weight is not None:
+            x = self.target.norm(graph, x, weight, self.config.rms_norm_eps)
+        if self.config.residual_scale != 1:
+            x = self.target.scale(graph, x, self.config.residual_scale)
+        return x
+
+    def _add_norm(
+        self, graph: GraphBuilder, x: str, residual: str, weight: StoredArray | None
+    ) -> tuple[str, str]:
+        """(x + residual, its norm, or the sum itself where there is none)."""
+        if weight is None:
+            summed = self.target.add(graph, x, residual)
+            return summed, summed
+        return self.target.add_norm(graph, x, residual, weight, self.config.rms_norm_eps)
+
+    def _qkv(self, graph: GraphBuilder, x: str, layer: LayerWeights) -> str:
+        """Queries, keys and values side by side, queries and keys normed where there are norms."""
+        qkv = self.target.matmul(graph, x, layer.qkv)
+        if layer.q_norm is None or layer.k_norm is None:
+            return qkv
+        config = self.config
+        heads = np.array([config.num_heads, config.num_kv_heads, config.num_kv_heads], np.int64)
+        q, k, v = graph.node(
+            "Split", [qkv, graph.constant(heads * config.head_size)], count=3, axis=-1
+        )
+        q = self._query_key_norm(graph, q, layer.q_norm)
+        k = self._query_key_norm(graph, k, layer.k_norm)
+        return graph.node("Concat", [q, k, v], axis=-1)[0]
+
+    def _query_key_norm(self, graph: GraphBuilder, x: str, weight: StoredArray) -> str:
+        epsilon, head_size = self.config.rms_norm_eps, self.config.head_size
+        if weight.shape == (head_size,):
+            return self.target.head_norm(graph, x, weight, epsilon, head_size)
+        return self.target.norm(graph, x, weight, epsilon)
 
     def _shape(self, size: int) -> Shape:
         return (1, self.target.num_tokens, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -42,13 +42,19 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A packed [N, K] matrix in the weights file (`packing.PackedMatrix` says what it means)."""
+    """A packed [N, K] matrix in the weights file (`packing.PackedMatrix` says what it means).
+
+    `bias` [N] float32 is added to what the matrix gives.
+    """
 
     bits: int
     num_rows: int
     num_cols: int
     data: StoredArray
-    scales: StoredArray
+    scales: StoredArray | None
+    block_size: int = 32
+    zero_points: StoredArray | None = None
+    bias: StoredArray | None = None
 
 
 class WeightsFile:
@@ -77,21 +83,26 @@ class WeightsFile:
         return StoredArray(name, data.dtype.name, data.shape, offset, data.nbytes)
 
 
-def write_index(path: Path, matrices: dict[str, StoredMatrix]) -> None:
-    """Where the matrices lie that are read without a graph."""
-    path.write_text(json.dumps({name: asdict(matrix) for name, matrix in matrices.items()}))
-
-
 def read_matrix(path: Path, name: str) -> StoredMatrix:
     """Raises OSError, ValueError, KeyError or TypeError when the index is not one of ours."""
-    entry = json.loads(path.read_text())[name]
+    return decode_matrix(json.loads(path.read_text())[name])
+
+
+def decode_matrix(entry: object) -> StoredMatrix:
+    """What `asdict` made of a matrix. Raises KeyError or TypeError for anything else."""
     if not isinstance(entry, dict):
-        raise TypeError(f"the entry {name} is no object")
-    data, scales = (
-        StoredArray(**(part | {"shape": tuple(part["shape"])}))
-        for part in (entry.pop("data"), entry.pop("scales"))
-    )
-    return StoredMatrix(**entry, data=data, scales=scales)
+        raise TypeError("the entry of a matrix is no object")
+    entry["data"] = decode_array(entry["data"])
+    for name in ("scales", "zero_points", "bias"):
+        if entry.get(name) is not None:
+            entry[name] = decode_array(entry[name])
+    return StoredMatrix(**entry)
+
+
+def decode_array(entry: object) -> StoredArray:
+    if not isinstance(entry, dict):
+        raise TypeError("the entry of an array is no object")
+    return StoredArray(**(entry | {"shape": tuple(entry["shape"])}))
 
 
 def map_array(path: Path, array: StoredArray) -> NDArray[np.generic]:

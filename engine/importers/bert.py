@@ -1,18 +1,21 @@
-"""A BERT-family embedding model in Hugging Face's layout: a folder around `model.safetensors`.
+"""A BERT-family embedding model or cross-encoder in Hugging Face's layout: a folder around
+`model.safetensors`.
 
     config.json                  the numbers
     model.safetensors            the weights
     tokenizer.json or vocab.txt  (`bert_tokenizer.py`)
     modules.json, 1_Pooling/     sentence-transformers: what follows the encoder (`pooling.py`)
 
-Whatever would change an embedding and is not done here is refused by name. The weights are not
-read on opening.
+A classifier of one label is a cross-encoder, which scores a query and a document; one of several
+labels is refused. Whatever would change an embedding or a score and is not done here is refused by
+name. The weights are not read on opening.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 
 from engine.architectures.encoder import EncoderConfig, encoder_shapes
 from engine.errors import ImportFailed
-from engine.importers.bert_tokenizer import read_tokenizer
+from engine.importers.bert_tokenizer import read_pair_separator, read_tokenizer
 from engine.importers.gguf_metadata import Metadata
 from engine.importers.json_file import read_settings
 from engine.importers.pooling import SentenceSettings, read_sentence_settings
@@ -65,9 +68,17 @@ _GLOBAL_TENSORS = MappingProxyType(
         "embed_norm.bias": "embeddings.LayerNorm.bias",
     }
 )
+# The head of a cross-encoder, by the name of what gives the logit.
+_HEADS = MappingProxyType(
+    {
+        "classifier": {"pooler": "pooler.dense", "score": "classifier"},
+        "classifier.out_proj": {"pooler": "classifier.dense", "score": "classifier.out_proj"},
+    }
+)
 # Heads for pre-training and buffers: no embedding depends on them.
 _UNUSED_PREFIXES = ("pooler.", "cls.", "lm_head.", "embeddings.position_ids")
-_CLASSIFIER_PREFIX = "classifier."
+# Made of other tensors of the file.
+_COMPOSED = ("position_embed", "second_type")
 
 
 def read_bert(path: Path) -> BertCheckpoint:
@@ -77,8 +88,12 @@ def read_bert(path: Path) -> BertCheckpoint:
     settings = read_settings(folder / CONFIG_FILE)
     sentence = read_sentence_settings(folder)
     config = read_config(settings, sentence)
-    tensors = match_tensors(file, config, settings)
+    head = find_head(file)
     tokenizer_json = read_tokenizer(folder, config.vocab_size, sentence.lowercases)
+    if head is not None:
+        separator = read_pair_separator(folder, tokenizer_json)
+        config = replace(config, pooling="cls", pair_separator=separator)
+    tensors = match_tensors(file, config, settings, head or {})
     return BertCheckpoint(file, config, tensors, tokenizer_json, str(settings.values["model_type"]))
 
 
@@ -132,10 +147,15 @@ class BertCheckpoint:
     def tensor(self, name: str) -> NDArray[np.float32]:
         """A tensor of `encoder_shapes`, by its canonical name. Raises ImportFailed for its values.
 
-        `position_embed` has the embedding of token type 0, which all texts have, added to it.
+        `position_embed` has the embedding of token type 0, which all texts have, added to it;
+        `second_type` is what type 1 has more.
         """
-        is_table = name == "position_embed"
-        values = self._positions() if is_table else self._file.read(self._tensors.entries[name])
+        if name == "position_embed":
+            values = self._positions()
+        elif name == "second_type":
+            values = self._second_type()
+        else:
+            values = self._file.read(self._tensors.entries[name])
         if not np.isfinite(values).all():
             raise ImportFailed(
                 f"{self._file.path}: tensor {name!r} holds values that are no number"
@@ -147,6 +167,15 @@ class BertCheckpoint:
         table = self._file.read(self._tensors.positions)[first:][: self.config.context_length]
         types = self._tensors.token_types
         return table if types is None else table + self._file.read(types)[0]
+
+    def _second_type(self) -> NDArray[np.float32]:
+        """Models with one type of tokens tell a query and a document apart by their separator."""
+        types = self._tensors.token_types
+        if types is None or types.shape[0] < 2:
+            return np.zeros(self.config.hidden_size, np.float32)
+        table = self._file.read(types)
+        difference: NDArray[np.float32] = table[1] - table[0]
+        return difference
 
 
 def read_config(settings: Metadata, sentence: SentenceSettings) -> EncoderConfig:
@@ -189,16 +218,37 @@ def _refuse_settings(settings: Metadata) -> None:
         raise settings.wrong("is_decoder", "false: only encoders give embeddings")
 
 
+def find_head(file: SafetensorsFile) -> Mapping[str, str] | None:
+    """The names of a cross-encoder's head, `pooler` and `score` → name in the file; None if there
+    is none. Raises ImportFailed for a classifier of several labels."""
+    for score, names in _HEADS.items():
+        entry = file.entries.get(f"{score}.weight")
+        if entry is None:
+            continue
+        if len(entry.shape) != 2 or entry.shape[0] != 1:
+            raise ImportFailed(
+                f"{file.path} is a classifier ({entry.name!r} has the shape {list(entry.shape)}), "
+                "which cannot be imported; give an embedding model, or a cross-encoder, which has "
+                "one label"
+            )
+        return names
+    return None
+
+
 def match_tensors(
-    file: SafetensorsFile, config: EncoderConfig, settings: Metadata
+    file: SafetensorsFile, config: EncoderConfig, settings: Metadata, head: Mapping[str, str]
 ) -> EncoderTensors:
-    """Finds every tensor and checks its shape; one that has no role is refused, not ignored."""
+    """Finds every tensor and checks its shape; one that has no role is refused, not ignored.
+
+    `head` as `find_head` gives it, or empty.
+    """
     by_name = {_without_prefix(name): entry for name, entry in file.entries.items()}
-    _refuse_others(file, by_name, config)
+    names = {n: _name_in_file(n, head) for n in encoder_shapes(config) if n not in _COMPOSED}
+    _refuse_others(file, by_name, {*names.values(), _TOKEN_TYPES, _POSITIONS}, config)
     entries = {
-        name: _find(file, by_name, _name_in_file(name), shape)
+        name: _find(file, by_name, names[name], shape)
         for name, shape in encoder_shapes(config).items()
-        if name != "position_embed"
+        if name in names
     }
     num_places = settings.integer("max_position_embeddings", 1, MAX_SIZE)
     num_types = settings.integer("type_vocab_size", 0, MAX_SIZE, default=2)
@@ -213,10 +263,13 @@ def match_tensors(
     )
 
 
-def _name_in_file(name: str) -> str:
+def _name_in_file(name: str, head: Mapping[str, str]) -> str:
     """`layers.0.q.weight` → `encoder.layer.0.attention.self.query.weight`."""
     if name in _GLOBAL_TENSORS:
         return _GLOBAL_TENSORS[name]
+    part, _, last = name.partition(".")
+    if part in head:
+        return f"{head[part]}.{last}"
     _, layer, role, kind = name.split(".")
     return f"encoder.layer.{layer}.{_LAYER_TENSORS[role]}.{kind}"
 
@@ -230,16 +283,12 @@ def _without_prefix(name: str) -> str:
 
 
 def _refuse_others(
-    file: SafetensorsFile, by_name: dict[str, TensorEntry], config: EncoderConfig
+    file: SafetensorsFile,
+    by_name: dict[str, TensorEntry],
+    known: Set[str],
+    config: EncoderConfig,
 ) -> None:
-    known = {_name_in_file(name) for name in encoder_shapes(config) if name != "position_embed"}
-    known |= {_TOKEN_TYPES, _POSITIONS}
     for name in by_name.keys() - known:
-        if name.startswith(_CLASSIFIER_PREFIX):
-            raise ImportFailed(
-                f"{file.path} is a classifier or cross-encoder (it has the tensor {name!r}), which "
-                "cannot be imported; give an embedding model"
-            )
         if not name.startswith(_UNUSED_PREFIXES):
             raise ImportFailed(
                 f"{file.path}: tensor {name!r} has no role in a {config.architecture}"

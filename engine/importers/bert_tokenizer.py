@@ -46,6 +46,24 @@ def read_tokenizer(folder: Path, vocab_size: int, lowercases: bool) -> str:
     return str(tokenizer.to_str())
 
 
+def read_pair_separator(folder: Path, tokenizer_json: str) -> int:
+    """The id of the special token that ends the first text of a pair.
+
+    Raises ImportFailed: the tokenizer puts none there, so pairs cannot be told apart.
+    """
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    pair = tokenizer.encode("a", "a")
+    special = pair.special_tokens_mask
+    first = special.index(0) if 0 in special else len(special)
+    if 1 not in special[first:] or 0 not in special[special.index(1, first) :]:
+        raise ImportFailed(
+            f"{folder}: its tokenizer puts no special token between two texts, as a cross-encoder "
+            "needs; use another conversion of the model"
+        )
+    separator: int = pair.ids[special.index(1, first)]
+    return separator
+
+
 def _parse(path: Path) -> tokenizers.Tokenizer:
     text = read_text_file(path)
     try:

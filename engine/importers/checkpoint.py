@@ -1,8 +1,9 @@
 """The one view that every importer gives of a checkpoint: lazy tensors under canonical names.
 
 Canonical names: `embed`, `final_norm`, `lm_head` (absent when tied) and, per layer i,
-`layers.{i}.` + `attn_norm q k v o mlp_norm gate up down`. Matrices are [rows = outputs,
-cols = inputs]. Rows of `q` and `k` are in half-split RoPE order whatever the file's order was.
+`layers.{i}.` + a part (`architectures.table.tensor_shapes` lists them). Matrices are
+[rows = outputs, cols = inputs]. Rows of `q` and `k` are in half-split RoPE order whatever the
+file's order was.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.architectures.config import ModelConfig
+from engine.importers.integer_blocks import IntegerBlocks
 
 
 class CheckpointTensor(Protocol):
-    """One tensor. Nothing is read before a method is called."""
+    """One tensor. Nothing is read before a method is called; nothing read is kept."""
 
     @property
     def name(self) -> str: ...
@@ -26,15 +28,24 @@ class CheckpointTensor(Protocol):
 
     @property
     def quant_type(self) -> str:
-        """ggml's name of the storage: `F32 F16 BF16 Q4_0 Q4_1 Q8_0 Q4_K …`."""
+        """ggml's name of the storage, `F32 F16 BF16 Q4_0 Q4_1 Q8_0 Q4_K …`, or `INT4`, `INT8`
+        for what only `blocks` describes."""
         ...
 
     def raw(self) -> NDArray[np.uint8]:
-        """[rows, bytes per row] in the file's own encoding; may be a view of the mapped file."""
+        """[rows, bytes per row] as `quant_type` says; may be a view of the mapped file."""
         ...
 
     def dequantize(self) -> NDArray[np.float32]:
         """The whole tensor in its shape, float32."""
+        ...
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows start..stop of a matrix, dequantized: what bounds the memory of large ones."""
+        ...
+
+    def blocks(self) -> IntegerBlocks | None:
+        """The same weights as integers, exactly; None when the storage is not made of them."""
         ...
 
 

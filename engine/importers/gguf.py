@@ -7,7 +7,7 @@ Does not know how weights are packed for a device.
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,69 +20,98 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from engine.architectures.config import ModelConfig
-from engine.architectures.table import (
-    ARCHITECTURES,
-    GGUF_GLOBAL_TENSORS,
-    Architecture,
-    tensor_shapes,
-)
+from engine.architectures.gguf import GGUF_ARCHITECTURES, check_architecture, read_gguf_config
+from engine.architectures.gguf_rope import FACTOR_TENSORS
+from engine.architectures.names import TensorNames
+from engine.architectures.table import tensor_shapes
 from engine.errors import ImportFailed
-from engine.importers.gguf_metadata import Metadata, shorten
-from engine.importers.gguf_reader import GgufFile, TensorInfo, open_gguf
-from engine.importers.gguf_tokenizer import TokenizerParts, build_tokenizer
+from engine.importers.chat_template import find_in_metadata
+from engine.importers.gguf_blocks import integer_blocks
+from engine.importers.gguf_metadata import Metadata
+from engine.importers.gguf_reader import GgufFile, TensorInfo
+from engine.importers.gguf_split import open_whole_gguf
+from engine.importers.gguf_tokenizer import build_tokenizer
+from engine.importers.integer_blocks import IntegerBlocks
+from engine.importers.source_files import files_digest, split_parts
 from engine.importers.summary import CheckpointSummary
+from engine.importers.tokenizer_parts import TokenizerParts
 
 # The storages that gguf's reference code can turn into floats.
 SUPPORTED_QUANT_TYPES = frozenset(
-    {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
-    | {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+    {"F64", "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
+    | {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"}
+    | {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"}
 )
-MAX_SIZE = 1 << 24
 
 
 def read_gguf(path: Path) -> GgufCheckpoint:
     """Opens and checks everything but the weights' values. Raises ImportFailed."""
-    file = open_gguf(path)
-    metadata = Metadata(path, file.metadata)
-    refuse_split(metadata)
-    architecture = read_architecture(metadata)
+    file = open_whole_gguf(path)
+    metadata = Metadata(file.path, file.metadata)
+    check_architecture(metadata)
     tokenizer = build_tokenizer(metadata)
-    refuse_settings(metadata, architecture)
-    config = read_config(file, metadata, architecture, tokenizer)
-    tensors = match_tensors(file, architecture, config)
+    names = frozenset(file.tensors)
+    config = read_gguf_config(metadata, tokenizer.vocab_size, names, read_rope_factors(file))
+    config = dataclasses.replace(
+        config,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_ids=tokenizer.eos_token_ids,
+        add_bos=tokenizer.add_bos,
+    )
+    tensors = match_tensors(file, GGUF_ARCHITECTURES[config.architecture], config)
     return GgufCheckpoint(file, metadata, config, tokenizer, tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Implements `CheckpointTensor`. `rope_head_size`: the rows are in interleaved RoPE order
-    with heads of this size; None when there is nothing to reorder."""
+    """Implements `CheckpointTensor`: all of the file's tensor, or the rows from `first_row` on.
+
+    `rope_head_size`: the rows are in interleaved RoPE order with heads of this size; None when
+    there is nothing to reorder."""
 
     name: str
     info: TensorInfo
     file: GgufFile
-    rope_head_size: int | None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.info.shape
+    shape: tuple[int, ...]
+    rope_head_size: int | None = None
+    first_row: int = 0
 
     @property
     def quant_type(self) -> str:
         return self.info.quant_type
 
     def raw(self) -> NDArray[np.uint8]:
-        rows = self.shape[0] if len(self.shape) == 2 else 1
-        data = self.file.tensor_bytes(self.info).reshape(rows, -1)
-        if self.rope_head_size is None:
-            return data
-        # A row is quantized by itself, so moving whole rows is exact.
-        return data[half_split_order(rows, self.rope_head_size)]
+        return self._raw_rows(0, self.shape[0] if len(self.shape) == 2 else 1)
 
     def dequantize(self) -> NDArray[np.float32]:
-        quant_type = GGMLQuantizationType[self.quant_type]
+        values = self._dequantized(self.raw()).reshape(self.shape)
+        if len(self.shape) == 1 and self.rope_head_size is not None:
+            return values[half_split_order(len(values), self.rope_head_size)]
+        return values
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        return self._dequantized(self._raw_rows(start, stop))
+
+    def blocks(self) -> IntegerBlocks | None:
+        return integer_blocks(self.quant_type, self.raw())
+
+    def _raw_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
+        file_rows = self.info.shape[0] if len(self.shape) == 2 else 1
+        data = self.file.tensor_bytes(self.info).reshape(file_rows, -1)[self.first_row :]
+        if self.rope_head_size is None or len(self.shape) == 1:
+            return data[start:stop]
+        # A row is quantized by itself, so moving whole rows is exact.
+        return data[half_split_order(self.shape[0], self.rope_head_size)[start:stop]]
+
+    def _dequantized(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         # An aligned copy: float storages are viewed, and a row may begin at any byte.
-        values = dequantize(np.array(self.raw()), quant_type).reshape(self.shape)
+        aligned = np.array(raw)
+        if self.quant_type == "F64":
+            return aligned.view("<f8").astype(np.float32)
+        with np.errstate(
+            all="ignore"
+        ):  # scales that are no numbers are refused where they are used
+            values = dequantize(aligned, GGMLQuantizationType[self.quant_type])
         return np.ascontiguousarray(values, dtype=np.float32)
 
 
@@ -110,12 +139,11 @@ class GgufCheckpoint:
         self._tensors = tensors
         self.config = config
         self.tokenizer_json = tokenizer.json
-        self.chat_template = metadata.optional_string("tokenizer.chat_template")
+        self.chat_template = find_in_metadata(metadata)
 
     @cached_property
     def digest(self) -> str:
-        with self._file.path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return files_digest(split_parts(self._file.path))
 
     @property
     def summary(self) -> CheckpointSummary:
@@ -130,7 +158,7 @@ class GgufCheckpoint:
             pre_tokenizer=self._tokenizer.kind,
             num_parameters=sum(prod(tensor.shape) for tensor in self._tensors.values()),
             file_name=self._file.path.name,
-            num_file_bytes=len(self._file.data),
+            num_file_bytes=self._file.num_bytes,
         )
 
     def __contains__(self, name: str) -> bool:
@@ -150,111 +178,48 @@ def main_quantization(tensors: dict[str, GgufTensor]) -> str:
     return num_bytes.most_common(1)[0][0]
 
 
-def refuse_split(metadata: Metadata) -> None:
-    if metadata.integer("split.count", 0, MAX_SIZE, default=0) > 1:
-        raise ImportFailed(
-            f"{metadata.path} is one part of a split GGUF, which is not supported yet; merge the "
-            "parts into one file or give a model that is one file"
-        )
+def read_rope_factors(file: GgufFile) -> dict[str, NDArray[np.float32]]:
+    """The small tensors that hold numbers of RoPE and no weights."""
+    factors = {}
+    for name in FACTOR_TENSORS & file.tensors.keys():
+        info = file.tensors[name]
+        if info.quant_type != "F32" or len(info.shape) != 1:
+            raise ImportFailed(f"{file.path}: tensor {name!r} is no list of 32-bit floats")
+        factors[name] = GgufTensor(name, info, file, info.shape).dequantize()
+    return factors
 
 
-def read_architecture(metadata: Metadata) -> Architecture:
-    name = metadata.string("general.architecture")
-    if name not in ARCHITECTURES:
-        raise ImportFailed(
-            f"{metadata.path}: unsupported architecture {shorten(name)}; "
-            f"supported: {', '.join(ARCHITECTURES)}"
-        )
-    return ARCHITECTURES[name]
-
-
-def refuse_settings(metadata: Metadata, architecture: Architecture) -> None:
-    """Settings that would change the computation in a way that we do not do."""
-    for suffix, neutral in architecture.gguf_neutral_values.items():
-        key = f"{architecture.name}.{suffix}"
-        if key in metadata and not is_neutral(metadata.values[key], neutral):
-            value = shorten(metadata.values[key])
-            raise ImportFailed(f"{metadata.path}: {key} = {value} is not supported yet")
-
-
-def is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
-    return not isinstance(value, np.ndarray) and any(value == allowed for allowed in neutral)
-
-
-def read_config(
-    file: GgufFile, metadata: Metadata, architecture: Architecture, tokenizer: TokenizerParts
-) -> ModelConfig:
-    prefix = architecture.name
-
-    def size(key: str, default: int | None = None, high: int = MAX_SIZE) -> int:
-        return metadata.integer(f"{prefix}.{key}", 1, high, default)
-
-    hidden_size = size("embedding_length")
-    num_heads = size("attention.head_count", high=hidden_size)
-    head_size = size("attention.key_length", default=max(hidden_size // num_heads, 1))
-    config = ModelConfig(
-        architecture=architecture.name,
-        num_layers=size("block_count", high=max(len(file.tensors), 1)),
-        hidden_size=hidden_size,
-        intermediate_size=size("feed_forward_length"),
-        num_heads=num_heads,
-        num_kv_heads=size("attention.head_count_kv", default=num_heads, high=num_heads),
-        head_size=head_size,
-        vocab_size=tokenizer.vocab_size,
-        context_length=size("context_length"),
-        rms_norm_eps=metadata.positive_float(f"{prefix}.attention.layer_norm_rms_epsilon"),
-        rope_theta=metadata.positive_float(f"{prefix}.rope.freq_base", 10_000.0),
-        tied_embeddings=GGUF_GLOBAL_TENSORS["lm_head"] not in file.tensors,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_ids=tokenizer.eos_token_ids,
-        add_bos=tokenizer.add_bos,
-    )
-    check_heads(metadata, prefix, config)
-    return config
-
-
-def check_heads(metadata: Metadata, prefix: str, config: ModelConfig) -> None:
-    """The attention that we compute: equal head sizes, whole groups, RoPE over the whole head."""
-    head_size = config.head_size
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if metadata.integer(f"{prefix}.{key}", 0, MAX_SIZE, head_size) != head_size:
-            raise ImportFailed(
-                f"{metadata.path}: {prefix}.{key} = {metadata.values[f'{prefix}.{key}']} with "
-                f"heads of {head_size} is not supported yet (both must be equal)"
-            )
-    if head_size % 2 or config.num_heads % config.num_kv_heads:
-        raise ImportFailed(
-            f"{metadata.path}: {config.num_heads} heads and {config.num_kv_heads} KV heads of "
-            f"{head_size} do not fit together; use another conversion of the model"
-        )
-
-
-def match_tensors(
-    file: GgufFile, architecture: Architecture, config: ModelConfig
-) -> dict[str, GgufTensor]:
+def match_tensors(file: GgufFile, names: TensorNames, config: ModelConfig) -> dict[str, GgufTensor]:
     """Canonical name → tensor. Every tensor of the file has a role, and every role its tensor."""
+    shapes = tensor_shapes(config)
+    # Parts of one tensor of the file are its row ranges, in the order of the shapes.
+    num_rows: dict[str, int] = {}
+    first_rows = {}
+    for name, shape in shapes.items():
+        gguf_name, _ = gguf_tensor_name(names, name)
+        first_rows[name] = num_rows.get(gguf_name, 0)
+        num_rows[gguf_name] = first_rows[name] + shape[0]
     tensors = {}
-    unused = dict(file.tensors)
-    for name, shape in tensor_shapes(config).items():
-        gguf_name, part = gguf_tensor_name(architecture, name)
-        info = unused.pop(gguf_name, None)
+    for name, shape in shapes.items():
+        gguf_name, part = gguf_tensor_name(names, name)
+        info = file.tensors.get(gguf_name)
         if info is None:
             raise ImportFailed(
                 f"{file.path}: tensor {gguf_name!r} is missing; use another conversion of the model"
             )
-        check_tensor(file.path, info, shape)
-        is_interleaved = part in architecture.gguf_interleaved
-        tensors[name] = GgufTensor(name, info, file, config.head_size if is_interleaved else None)
-    refuse_unused(file.path, list(unused))
+        check_tensor(file.path, info, (num_rows[gguf_name], *shape[1:]))
+        head_size = config.head_size if part in names.interleaved else None
+        tensors[name] = GgufTensor(name, info, file, shape, head_size, first_rows[name])
+    refuse_unused(file.path, sorted(file.tensors.keys() - num_rows.keys() - FACTOR_TENSORS))
     return tensors
 
 
-def gguf_tensor_name(architecture: Architecture, name: str) -> tuple[str, str]:
+def gguf_tensor_name(names: TensorNames, name: str) -> tuple[str, str]:
     """`layers.3.q` → (`blk.3.attn_q.weight`, `q`)."""
-    if name in GGUF_GLOBAL_TENSORS:
-        return GGUF_GLOBAL_TENSORS[name], name
+    if name in names.global_tensors:
+        return names.global_tensors[name], name
     _, layer, part = name.split(".")
-    return f"blk.{layer}.{architecture.gguf_layer_tensors[part]}", part
+    return f"blk.{layer}.{names.layer_tensors[part]}", part
 
 
 def check_tensor(path: Path, info: TensorInfo, shape: tuple[int, ...]) -> None:
@@ -271,10 +236,6 @@ def check_tensor(path: Path, info: TensorInfo, shape: tuple[int, ...]) -> None:
 
 
 def refuse_unused(path: Path, names: list[str]) -> None:
-    if "rope_freqs.weight" in names:
-        raise ImportFailed(
-            f"{path}: RoPE scaling factors (rope_freqs.weight) are not supported yet"
-        )
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise ImportFailed(

@@ -50,26 +50,36 @@ ARRAY_TYPE = 9
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `shape` is in numpy's order, `start` counts from the file's begin."""
+    """Where a tensor lies. `shape` is in numpy's order, `start` counts from the file's begin;
+    `part` is the number of the file in a model of several."""
 
     name: str
     shape: tuple[int, ...]
     quant_type: str
     start: int
     num_bytes: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
+    """`data` are the bytes of the file, `more_data` those of the other parts of a split model."""
+
     path: Path
     version: int
     metadata: dict[str, Value]
     tensors: dict[str, TensorInfo]
     data: NDArray[np.uint8]
+    more_data: tuple[NDArray[np.uint8], ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data) + sum(len(part) for part in self.more_data)
 
     def tensor_bytes(self, tensor: TensorInfo) -> NDArray[np.uint8]:
         """[bytes] of the tensor, a view of the mapped file."""
-        return self.data[tensor.start : tensor.start + tensor.num_bytes]
+        data = (self.data, *self.more_data)[tensor.part]
+        return data[tensor.start : tensor.start + tensor.num_bytes]
 
 
 def open_gguf(path: Path) -> GgufFile:

@@ -21,8 +21,12 @@ from engine.errors import ImportFailed
 from engine.importers.file_kind import check_regular_file, map_regular_file
 
 LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 100_000_000
-"""The limit of the format's own library."""
+MAX_HEADER_BYTES = 16 << 20
+"""A shard with 100,000 tensors has 12 MB; the format's own library stops at 100 MB."""
+
+MAX_HEADER_MARKS = 1 << 20
+"""Commas and opening brackets, of which a tensor has about seven: what bounds the memory that a
+header takes once it is parsed."""
 
 MAX_DIMENSIONS = 8
 MAX_NAME_CHARS = 512
@@ -31,6 +35,7 @@ ITEM_BYTES = MappingProxyType(
     | {"BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
 )
 _FLOATS = MappingProxyType({"F64": "<f8", "F32": "<f4", "F16": "<f2"})
+_INTEGERS = MappingProxyType({"I8": "i1", "U8": "u1", "I32": "<i4", "U32": "<u4", "I64": "<i8"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +59,46 @@ class SafetensorsFile:
 
     def read(self, entry: TensorEntry) -> NDArray[np.float32]:
         """The tensor in its shape. Raises ImportFailed for a storage that holds no plain floats."""
-        raw = self.data[entry.begin : entry.end]
+        return self.read_rows(entry, 0, entry.shape[0] if entry.shape else 1).reshape(entry.shape)
+
+    def read_rows(self, entry: TensorEntry, start: int, stop: int) -> NDArray[np.float32]:
+        """Entries start..stop of the tensor's first dimension, with their other dimensions."""
+        self.check_floats(entry)
+        raw = self.raw_rows(entry, start, stop)
         if entry.dtype == "BF16":
             high_halves = np.frombuffer(raw.tobytes(), "<u2").astype(np.uint32)
             values = (high_halves << np.uint32(16)).view(np.float32)
-        elif entry.dtype in _FLOATS:
-            values = np.frombuffer(raw.tobytes(), _FLOATS[entry.dtype]).astype(np.float32)
         else:
+            values = np.frombuffer(raw.tobytes(), _FLOATS[entry.dtype]).astype(np.float32)
+        return values.reshape(stop - start, *entry.shape[1:])
+
+    def raw_rows(self, entry: TensorEntry, start: int, stop: int) -> NDArray[np.uint8]:
+        """[rows, bytes of a row], a view of the mapped file."""
+        num_rows = entry.shape[0] if entry.shape else 1
+        row_bytes = (entry.end - entry.begin) // max(num_rows, 1)
+        begin = entry.begin + start * row_bytes
+        end = begin + (stop - start) * row_bytes
+        return self.data[begin:end].reshape(stop - start, row_bytes)
+
+    def read_integers(self, entry: TensorEntry) -> NDArray[np.integer]:
+        """A view of the mapped tensor in its shape, not necessarily aligned.
+
+        Raises ImportFailed for anything but integers of 8, 32 and 64 bits.
+        """
+        if entry.dtype not in _INTEGERS:
+            raise ImportFailed(
+                f"{self.path}: tensor {entry.name!r} is stored as {entry.dtype}; "
+                f"expected one of {', '.join(_INTEGERS)}"
+            )
+        raw = self.data[entry.begin : entry.end]
+        return raw.view(_INTEGERS[entry.dtype]).reshape(entry.shape)
+
+    def check_floats(self, entry: TensorEntry) -> None:
+        if entry.dtype not in (*_FLOATS, "BF16"):
             raise ImportFailed(
                 f"{self.path}: tensor {entry.name!r} is stored as {entry.dtype}; "
                 f"supported: {', '.join((*_FLOATS, 'BF16'))}"
             )
-        return values.reshape(entry.shape)
 
 
 def looks_like_safetensors(path: Path) -> bool:
@@ -98,13 +131,30 @@ def open_safetensors(path: Path) -> SafetensorsFile:
 
 
 def _read_header(path: Path, text: bytes) -> dict[str, Any]:
+    if sum(text.count(mark) for mark in (b",", b"[", b"{")) > MAX_HEADER_MARKS:
+        raise _damaged(path, "its header has more entries than a model can have tensors")
     try:
-        header = json.loads(text.decode("utf-8"))
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys)
+    except _RepeatedKey as exc:
+        raise _damaged(path, f"its header names {exc.args[0][:60]!r} twice") from exc
     except (ValueError, RecursionError) as exc:
         raise _damaged(path, "its header is not valid JSON") from exc
     if not isinstance(header, dict):
         raise _damaged(path, "its header is not a JSON object")
     return header
+
+
+class _RepeatedKey(Exception):
+    """A JSON object with the same key twice; the key."""
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _RepeatedKey(key)
+        found[key] = value
+    return found
 
 
 def _read_entry(path: Path, name: str, item: object) -> TensorEntry:

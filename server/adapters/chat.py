@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from server.adapters.chat_message import MessageFold, call_delta, reasoning_delta
+from server.adapters.chat_message import (
+    MessageFold,
+    call_delta,
+    finish_reason,
+    old_call_delta,
+    reasoning_delta,
+)
 from server.adapters.logprobs import chat_entries
 from server.adapters.reply import DONE, ReplyHead, frame, json_text, usage_object
 from server.adapters.token_ids import TokenIdFields
@@ -38,6 +45,7 @@ from server.protocol import ChatBody, TokenizeBody
 from server.reasoning import starts_inside
 from server.request_context import RequestContext
 from server.sampling import RequestOptions, generation_spec
+from server.schema_prompt import with_schema
 from server.served_model import ServedModel
 from server.structured_request import read_constraint
 from server.thinking_budget import CLOSING
@@ -48,7 +56,7 @@ Batches = AsyncIterator[list[Event]]
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """How one chat request wants to be answered."""
+    """How one chat request wants to be answered. `in_old_form`: calls as `function_call`."""
 
     head: ReplyHead
     tokenizer: Tokenizer
@@ -56,6 +64,7 @@ class ChatReply:
     wants_logprobs: bool
     includes_usage: bool
     includes_reasoning: bool = True
+    in_old_form: bool = False
 
 
 async def to_generation_spec(
@@ -67,6 +76,7 @@ async def to_generation_spec(
             "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
         )
     prompt, token_ids, answer, grammar = await asyncio.to_thread(_prepare, body, model)
+    predicted = await _predicted_token_ids(body, model)
     options = RequestOptions(
         request_id=reply.head.id,
         prompt_param="messages",
@@ -81,8 +91,22 @@ async def to_generation_spec(
         timeout_s=context.timeout_s,
         highest_priority=context.highest_priority,
         arrival_s=context.arrival_s,
+        predicted_token_ids=predicted,
     )
     return generation_spec(body, model, [token_ids], options)
+
+
+async def _predicted_token_ids(body: ChatBody, model: ServedModel) -> tuple[int, ...]:
+    if body.prediction is None:
+        return ()
+    encode = partial(model.tokenizer.encode_plain, body.prediction.text)
+    return tuple(await asyncio.to_thread(encode))
+
+
+def count_prompt_tokens(body: ChatBody, model: ServedModel) -> int:
+    """Of the whole prompt, also if it does not fit. Slow: call it in a worker thread."""
+    _, token_ids, _, _ = _prepare(body, model)
+    return len(token_ids)
 
 
 def _prepare(
@@ -90,8 +114,11 @@ def _prepare(
 ) -> tuple[RenderedPrompt, list[int], AnswerPlan, str]:
     """The prompt, its ids, how the answer is to be, and the text of its grammar."""
     constraint = read_constraint(body)
-    plan = plan_prompt(body, model)
+    plan = plan_prompt(body, model, constraint.told if constraint else None)
     prompt, token_ids = render_chat(body, model, plan)
+    if plan.told_schema is not None and len(token_ids) >= model.context_limit:
+        # The schema is enforced anyway, so it is no reason to refuse a conversation that fits.
+        prompt, token_ids = render_chat(body, model, replace(plan, told_schema=None))
     inside = model.output_format.reasons and starts_inside(prompt.text, prompt.continued)
     if inside and plan.max_thinking_tokens == 0:
         token_ids += model.tokenizer.encode_parsed(CLOSING, add_bos=False)
@@ -116,7 +143,10 @@ def render_chat(
         template_variables={**plan.template_variables, **body.chat_template_kwargs},
         tools=plan.tools.shown,
     )
-    prompt = model.renderer.render(read_messages(body.messages), options)
+    messages = read_messages(body.messages)
+    if plan.told_schema is not None:
+        messages = with_schema(messages, plan.told_schema)
+    prompt = model.renderer.render(messages, options)
     return prompt, prompt.encode(model.tokenizer)
 
 
@@ -131,7 +161,7 @@ async def stream_chunks(batches: Batches, reply: ChatReply) -> AsyncIterator[byt
 
 async def collect_response(batches: Batches, reply: ChatReply) -> dict[str, Any]:
     """The same events folded into one body."""
-    choices = [_ChoiceFold() for _ in range(reply.num_choices)]
+    choices = [_ChoiceFold(reply.in_old_form) for _ in range(reply.num_choices)]
     ids = TokenIdFields()
     head = reply.head.fields("chat.completion")
     usage: Usage | None = None
@@ -150,7 +180,9 @@ async def collect_response(batches: Batches, reply: ChatReply) -> dict[str, Any]
                 case ToolCallStart() | ToolCallArguments():
                     choices[event.index].message.add_call(event)
                 case Finished(index, reason):
-                    choices[index].finish_reason = reason
+                    choices[index].finish_reason = finish_reason(
+                        reason, in_old_form=reply.in_old_form
+                    )
                 case Usage():
                     usage = event
     assert usage is not None, "the events ended without a usage"
@@ -164,8 +196,8 @@ async def collect_response(batches: Batches, reply: ChatReply) -> dict[str, Any]
 
 
 class _ChoiceFold:
-    def __init__(self) -> None:
-        self.message = MessageFold()
+    def __init__(self, in_old_form: bool) -> None:
+        self.message = MessageFold(in_old_form=in_old_form)
         self.logprobs: list[dict[str, Any]] = []
         self.finish_reason = ""
 
@@ -188,6 +220,7 @@ class _ChunkWriter:
         self._after = '}],"usage":null}' if reply.includes_usage else "}]}"
         self._usage_before = f'{head},"choices":[],"usage":'
         self._ids = TokenIdFields()
+        self._call_delta = old_call_delta if reply.in_old_form else call_delta
         self._has_begun = False
 
     def write(self, batch: list[Event]) -> bytes:
@@ -202,9 +235,12 @@ class _ChunkWriter:
                 case ReasoningDelta(index, text) if self._reply.includes_reasoning:
                     frames.append(self._choice(index, reasoning_delta(text), "null", "null"))
                 case ToolCallStart() | ToolCallArguments():
-                    frames.append(self._choice(event.index, call_delta(event), "null", "null"))
+                    frames.append(
+                        self._choice(event.index, self._call_delta(event), "null", "null")
+                    )
                 case Finished(index, reason):
-                    frames.append(self._choice(index, "{}", "null", f'"{reason}"'))
+                    told = finish_reason(reason, in_old_form=self._reply.in_old_form)
+                    frames.append(self._choice(index, "{}", "null", f'"{told}"'))
                 case Usage() if self._reply.includes_usage:
                     usage = json_text(usage_object(event))
                     frames.append(frame(f"{self._usage_before}{usage}}}"))

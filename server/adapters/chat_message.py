@@ -2,7 +2,8 @@
 
 A thought is written twice, as `reasoning_content` and as `reasoning`: clients know the one or the
 other. The first delta of a call has its place, id, type, name and empty arguments, later ones only
-more of the arguments. A message with calls and no text has the content null.
+more of the arguments. A message with calls and no text has the content null. In the old form,
+`function_call`, there is one call, without an id.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from server.events import ToolCallArguments, ToolCallStart
 class MessageFold:
     """Collects the parts of one choice's message."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_old_form: bool = False) -> None:
+        self._in_old_form = in_old_form
         self.texts: list[str] = []
         self.thoughts: list[str] = []
         self._calls: list[tuple[ToolCallStart, list[str]]] = []
@@ -37,14 +39,16 @@ class MessageFold:
         if self.thoughts:
             thought = "".join(self.thoughts)
             message |= {"reasoning_content": thought, "reasoning": thought}
-        if self._calls:
+        calls = [
+            (start.id, {"name": start.name, "arguments": "".join(pieces)})
+            for start, pieces in self._calls
+        ]
+        if calls and self._in_old_form:
+            message["function_call"] = calls[0][1]
+        elif calls:
             message["tool_calls"] = [
-                {
-                    "id": start.id,
-                    "type": "function",
-                    "function": {"name": start.name, "arguments": "".join(pieces)},
-                }
-                for start, pieces in self._calls
+                {"id": call_id, "type": "function", "function": function}
+                for call_id, function in calls
             ]
         return message
 
@@ -63,3 +67,13 @@ def call_delta(event: ToolCallStart | ToolCallArguments) -> str:
             f'"function":{{"name":{json_text(event.name)},"arguments":""}}}}'
         )
     return f'{{"tool_calls":[{call}]}}'
+
+
+def old_call_delta(event: ToolCallStart | ToolCallArguments) -> str:
+    if isinstance(event, ToolCallArguments):
+        return f'{{"function_call":{{"arguments":{json_text(event.text)}}}}}'
+    return f'{{"function_call":{{"name":{json_text(event.name)},"arguments":""}}}}'
+
+
+def finish_reason(reason: str, *, in_old_form: bool) -> str:
+    return "function_call" if in_old_form and reason == "tool_calls" else reason

@@ -104,15 +104,15 @@ def in_own_words(error: InvalidRequest) -> InvalidRequest:
 
 async def stream_chunks(batches: Batches, reply: ResponseReply) -> AsyncIterator[bytes]:
     """The whole event stream, one piece per batch of events."""
-    writer = _FrameWriter()
+    writer = FrameWriter()
     fold = ResponseFold(reply)
-    yield writer.write(fold.begin())
+    yield b"".join(writer.frames(fold.begin()))
     try:
         async for batch in batches:
             if events := fold.take(batch):
-                yield writer.write(events)
+                yield b"".join(writer.frames(events))
     except ApiError as error:
-        yield writer.write(fold.fail(error))
+        yield b"".join(writer.frames(fold.fail(error)))
 
 
 async def collect_response(batches: Batches, reply: ResponseReply) -> dict[str, Any]:
@@ -150,9 +150,11 @@ class ResponseFold:
         told = {"code": code, "message": error.message, "type": error.type, "param": error.param}
         return self._end("failed", {"error": told})
 
-    def cancel(self) -> None:
-        """End as cancelled, with what was generated so far."""
-        self._end("cancelled", {})
+    def cancel(self) -> Events:
+        """End as cancelled, with what was generated so far. No event has that name at OpenAI: the
+        last one says `incomplete`, which every client knows for an end."""
+        events = self._end("cancelled", {})
+        return [*events[:-1], events[-1] | {"type": "response.incomplete"}]
 
     def _take(self, event: Event) -> Events:
         match event:
@@ -234,14 +236,14 @@ def response_object(reply: ResponseReply) -> dict[str, Any]:
     }
 
 
-class _FrameWriter:
+class FrameWriter:
     """Numbers the events of one stream and writes them as OpenAI does, with an `event:` line."""
 
     def __init__(self) -> None:
         self._next_number = 0
 
-    def write(self, events: Events) -> bytes:
-        return b"".join(self._frame(event) for event in events)
+    def frames(self, events: Events) -> list[bytes]:
+        return [self._frame(event) for event in events]
 
     def _frame(self, event: dict[str, Any]) -> bytes:
         text = json_text({**event, "sequence_number": self._next_number})

@@ -14,13 +14,22 @@ import typer
 from rich.console import Console
 
 from engine.version import own_version
+from server.cli.bench import bench
+from server.cli.calibrate import calibrate
 from server.cli.chat import chat
+from server.cli.compile import compile_model
+from server.cli.doctor import doctor
 from server.cli.errors import translate
+from server.cli.eval import evaluate
+from server.cli.explain import explain
 from server.cli.list import list_models
+from server.cli.npu_report import npu_report
 from server.cli.pull import pull
+from server.cli.quantize import quantize
 from server.cli.rm import rm
 from server.cli.serve import serve
 from server.cli.show import show
+from server.cli.synthesize import synthesize
 
 
 def create_app() -> typer.Typer:
@@ -38,6 +47,15 @@ def create_app() -> typer.Typer:
     app.command("list")(list_models)
     app.command("show")(show)
     app.command("rm")(rm)
+    app.command("bench")(bench)
+    app.command("explain")(explain)
+    app.command("quantize")(quantize)
+    app.command("eval")(evaluate)
+    app.command("synthesize")(synthesize)
+    app.command("compile")(compile_model)
+    app.command("calibrate")(calibrate)
+    app.command("doctor")(doctor)
+    app.command("npu-report")(npu_report)
     return app
 
 

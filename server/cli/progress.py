@@ -26,6 +26,9 @@ LABELS = {
     "unpack": "unpacking",
     "verify": "verifying",
     "import": "importing",
+    "compile": "compiling",
+    "quantize": "quantizing",
+    "synthesize": "synthesizing",
 }
 
 

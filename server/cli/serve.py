@@ -41,7 +41,7 @@ def serve(
     kv_memory: Annotated[
         str | None, typer.Option(help='Memory for keys and values such as "2GiB", or auto.')
     ] = None,
-    kv_format: Annotated[str | None, typer.Option(help="f32, int8 or int4.")] = None,
+    kv_format: Annotated[str | None, typer.Option(help="auto, f32, int8, int8k4v or int4.")] = None,
     max_model_len: Annotated[
         str | None, typer.Option(help="Longest sequence in tokens, or auto.")
     ] = None,
@@ -119,7 +119,18 @@ def find_models(settings: ServerConfig) -> list[Loadable]:
     for name in settings.models.model:
         with progress_bars(Console(stderr=True)) as report:
             folders.append(store.resolve(name, report))
-    return [open_loadable(folder, settings) for folder in folders]
+    models = [open_loadable(folder, settings) for folder in folders]
+    _check_parsers(settings, {model.name for model in models})
+    return models
+
+
+def _check_parsers(settings: ServerConfig, names: set[str]) -> None:
+    for key in ("tool_parsers", "reasoning_parsers"):
+        if unknown := getattr(settings.models, key).keys() - names:
+            raise CliError(
+                f"models.{key} names {', '.join(sorted(unknown))}, which is not served; the names "
+                f"are {', '.join(sorted(names))}"
+            )
 
 
 def run_service(
@@ -194,7 +205,9 @@ def _example(model: Served, url: str) -> str:
     from server.served_model import ServedModel
 
     path, rest = "embeddings", '"input": "Hello"'
-    if isinstance(model, ServedModel):
+    if not isinstance(model, ServedModel) and model.is_cross_encoder:
+        path, rest = "rerank", '"query": "Hello", "documents": ["Good day", "Goodbye"]'
+    elif isinstance(model, ServedModel):
         path, rest = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
     body = f'{{"model": "{model.name}", {rest}}}'
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
@@ -210,6 +223,8 @@ def _model_line(model: Served, failure: str | None) -> str:
     line = (
         f"model  {model.name} on {info.device} ({info.device_reason}), {info.num_threads} threads"
     )
+    if isinstance(model, ServedEmbedder) and model.is_cross_encoder:
+        return f"{line}\nrank   pairs of {info.max_model_len} tokens"
     if isinstance(model, ServedEmbedder):
         return f"{line}\nembed  {model.dimensions} dimensions, texts of {info.max_model_len} tokens"
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,21 +15,84 @@ if TYPE_CHECKING:
     from engine.architectures.config import ModelConfig
     from engine.architectures.encoder import EncoderConfig
     from engine.bundle import Bundle
+    from server.bench.kv_use import KvUse
+    from server.bench.model_cost import ModelCost
+    from server.machine import Detected
 
-SCALE_BYTES = 4
-INT4_GROUP_SIZE = 32
 
-
-def show(model: Annotated[str, typer.Argument(help="The name of a model that is here.")]) -> None:
+def show(
+    model: Annotated[str, typer.Argument(help="The name of a model that is here.")],
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show what weights, keys and values take instead.")
+    ] = False,
+) -> None:
     """Show the numbers of a model."""
     from server.model_store import ModelStore
 
+    bundle = ModelStore().open(model)
+    if memory:
+        show_memory(bundle)
+        return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in describe(ModelStore().open(model)):
+    for label, value in describe(bundle):
         table.add_row(label, escape(value))
     table_console().print(table)
+
+
+def show_memory(bundle: Bundle) -> None:
+    """With the memory that a server would give to keys and values now. Raises BundleError."""
+    from server.bench.kv_use import contexts_up_to, kv_uses
+    from server.bench.model_cost import model_cost
+    from server.machine import detect_kv_memory
+
+    budget, cost = detect_kv_memory(), model_cost(bundle)
+    console = table_console()
+    for line in memory_lines(bundle.config, cost, budget):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    uses = kv_uses(bundle.config, contexts_up_to(bundle.config.context_length), budget.value)
+    console.print(memory_table(uses, cost.weight_bytes))
+
+
+def memory_lines(config: ModelConfig, cost: ModelCost, budget: Detected) -> list[str]:
+    """The formula with the model's numbers, for every format."""
+    from engine.kv_format import BLOCK_SIZE, KV_FORMATS
+    from server.machine import format_bytes
+
+    heads = f"{config.num_layers} layers x {config.num_kv_heads} heads"
+    formulas = []
+    for name, each in KV_FORMATS.items():
+        size = each.padded_size(config.head_size)
+        parts = f"{each.keys.num_bytes(size)} of keys + {each.values.num_bytes(size)} of values"
+        formulas.append(f"{name}: {heads} x ({parts}) = {cost.kv_bytes_per_token[name]:,} bytes")
+    return [
+        f"weights: {format_bytes(cost.weight_bytes)} read by a step, "
+        f"{format_bytes(cost.disk_bytes)} on disk",
+        f"keys and values of a token: layers x heads x bytes of a head of {config.head_size} "
+        "with its scales",
+        *(f"  {formula}" for formula in formulas),
+        f"in blocks of {BLOCK_SIZE} tokens; a server would have {format_bytes(budget.value)} for "
+        f"them ({budget.reason})",
+    ]
+
+
+def memory_table(uses: Sequence[KvUse], weight_bytes: int) -> Table:
+    """Per context and format: bytes of a sequence, with the weights, and sequences that fit."""
+    from server.machine import format_bytes
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("context", "format", "a sequence", "with the weights", "sequences that fit"):
+        table.add_column(heading, justify="left" if heading == "format" else "right", no_wrap=True)
+    for use in sorted(uses, key=lambda each: each.num_tokens):
+        table.add_row(
+            f"{use.num_tokens:,}",
+            use.kv_format,
+            format_bytes(use.sequence_bytes),
+            format_bytes(use.sequence_bytes + weight_bytes),
+            f"{use.num_fitting:,}",
+        )
+    return table
 
 
 def describe(bundle: Bundle) -> list[tuple[str, str]]:
@@ -36,7 +100,7 @@ def describe(bundle: Bundle) -> list[tuple[str, str]]:
     from engine.manifest import ModelKind
 
     config, summary = bundle.manifest.config, bundle.summary
-    is_embedder = bundle.kind is ModelKind.EMBEDDING
+    is_decoder = bundle.kind is ModelKind.GENERATION
     return [
         ("name", bundle.name),
         ("kind", bundle.kind),
@@ -52,7 +116,7 @@ def describe(bundle: Bundle) -> list[tuple[str, str]]:
         ("context", f"{config.context_length:,} tokens"),
         ("quantization", f"{summary.quantization} in the file, {bundle.weight_format} here"),
         ("pre-tokenizer", summary.pre_tokenizer),
-        *(describe_encoder(bundle.encoder_config) if is_embedder else describe_decoder(bundle)),
+        *(describe_decoder(bundle) if is_decoder else describe_encoder(bundle.encoder_config)),
         ("size on disk", f"{bundle.num_bytes / 1e6:,.1f} MB"),
         ("source", f"{bundle.source.path} ({bundle.source.num_bytes / 1e6:,.1f} MB)"),
         ("source SHA-256", bundle.source.sha256),
@@ -69,10 +133,14 @@ def describe_heads(config: ModelConfig | EncoderConfig) -> str:
 
 
 def describe_encoder(config: EncoderConfig) -> list[tuple[str, str]]:
+    if config.is_cross_encoder:
+        return [("gives", "scores of documents for a query")]
     return [("dimensions", f"{config.hidden_size:,}"), ("pooling", f"{config.pooling}, normalized")]
 
 
 def describe_decoder(bundle: Bundle) -> list[tuple[str, str]]:
+    from server.bench.kv_use import kv_bytes_per_token
+
     config = bundle.config
     return [
         ("BOS token", describe_bos(config)),
@@ -89,19 +157,3 @@ def describe_bos(config: ModelConfig) -> str:
     if config.bos_token_id is None:
         return "none"
     return f"{config.bos_token_id}, {'added' if config.add_bos else 'not added'} to prompts"
-
-
-def kv_bytes_per_token(config: ModelConfig) -> dict[str, int]:
-    """Bytes of one token's keys and values over all layers, for each format of the KV cache.
-
-    A head has a scale of 4 bytes; in int4 each group of 32 elements has one.
-    """
-    head_size = config.head_size
-    num_groups = -(-head_size // INT4_GROUP_SIZE)
-    head_bytes = {
-        "f32": 4 * head_size + SCALE_BYTES,
-        "int8": head_size + SCALE_BYTES,
-        "int4": head_size // 2 + SCALE_BYTES * num_groups,
-    }
-    num_heads = 2 * config.num_layers * config.num_kv_heads
-    return {name: num_heads * num_bytes for name, num_bytes in head_bytes.items()}

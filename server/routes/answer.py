@@ -47,7 +47,11 @@ async def answer(
         body = await run_until_disconnect(request, _collect(generation, collect))
     finally:
         await generation.aclose()
-    return Response(json_bytes(body), media_type="application/json", headers=headers)
+    return Response(
+        json_bytes(body),
+        media_type="application/json",
+        headers=device_header(model, tuple(generation.devices)),
+    )
 
 
 async def submitted(request: Request, model: ServedModel, spec: GenerationSpec) -> Generation:
@@ -61,10 +65,21 @@ async def submitted(request: Request, model: ServedModel, spec: GenerationSpec) 
     return generation
 
 
-def device_header(model: ServedModel) -> dict[str, str]:
-    """Which device ran the request."""
-    info = model.engine.info
-    return {"x-hexlm-device": info.device} if info else {}
+def device_header(model: ServedModel, devices: tuple[str, ...] = ()) -> dict[str, str]:
+    """Which devices ran the request; of a stream, which begins before that, those that would now.
+
+    Several are joined by commas, in the order in which they came to it.
+    """
+    engine = model.engine
+    if not devices and engine.devices is not None:
+        is_open = any(
+            lane.name == engine.devices.device and lane.state == "open"
+            for lane in engine.devices.lanes
+        )
+        devices = (engine.devices.device if is_open else "cpu",)
+    if not devices and engine.info is not None:
+        devices = (engine.info.device,)
+    return {"x-hexlm-device": ",".join(devices)} if devices else {}
 
 
 async def _collect(

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from server.app_state import app_state
-from server.errors import WrongModelKind
+from server.model_registry import model_of_any_kind
 from server.served_embedder import ServedEmbedder
 from server.served_model import ModelRegistry, ServedModel
 
@@ -30,10 +30,8 @@ async def retrieve_model(request: Request, name: str) -> dict[str, Any]:
 
 def object_of(models: ModelRegistry, name: str) -> dict[str, Any]:
     """Of a model of either kind. Raises UnknownModel."""
-    try:
-        return model_object(models.get(name))
-    except WrongModelKind:
-        return embedder_object(models.get_embedder(name))
+    model = model_of_any_kind(models, name)
+    return embedder_object(model) if isinstance(model, ServedEmbedder) else model_object(model)
 
 
 def model_object(model: ServedModel) -> dict[str, Any]:
@@ -47,11 +45,12 @@ def model_object(model: ServedModel) -> dict[str, Any]:
 
 
 def embedder_object(model: ServedEmbedder) -> dict[str, Any]:
-    """A model that gives embeddings, of `dimensions` numbers each."""
+    """A model that gives embeddings, of `dimensions` numbers each, or scores for a query."""
+    scores = model.is_cross_encoder
     return {
-        **_common_fields(model, "embedding"),
+        **_common_fields(model, "rerank" if scores else "embedding"),
         "kv_format": None,
-        "dimensions": model.dimensions,
+        "dimensions": None if scores else model.dimensions,
     }
 
 

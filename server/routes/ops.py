@@ -1,7 +1,8 @@
-"""GET /health, /live, /ready and /metrics: for supervisors and for people.
+"""GET /, /health, /live, /ready and /metrics: for supervisors and for people.
 
-`/live`: the process answers. `/ready`: some model can answer now, else 503 with the
-reasons. `/health`: everything about every engine; 200 only if all are ready.
+`/`: what this is and where its parts are. `/live`: the process answers. `/ready`: some model can
+answer now, else 503 with the reasons. `/health`: everything about every engine; 200 only if all
+are ready.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from engine.version import own_version
 from server.adapters.reply import json_bytes
 from server.app_state import app_state
 from server.engine_state import EngineState
@@ -22,6 +24,20 @@ from server.served_model import ModelRegistry
 router = APIRouter()
 
 _RETRY_AFTER_S = 5
+
+
+@router.get("/", response_model=None)
+async def root() -> dict[str, str]:
+    return {
+        "name": "hexlm",
+        "version": own_version(),
+        "api": "/v1",
+        "models": "/v1/models",
+        "health": "/health",
+        "metrics": "/metrics",
+        "docs": "/docs",
+        "openapi": "/openapi.json",
+    }
 
 
 @router.get("/live", response_model=None)
@@ -55,6 +71,8 @@ async def metrics(request: Request) -> Response:
     for model in _all_models(state.models):
         if model.engine.info is not None:
             state.metrics.observe_engine(model.name, model.engine.info)
+        if model.engine.devices is not None:
+            state.metrics.observe_devices(model.name, model.engine.devices)
     return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
@@ -84,6 +102,8 @@ def _model_health(model: Served) -> dict[str, Any]:
         "state": str(engine.state),
         "detail": engine.state_detail,
         "engine": asdict(engine.info) if engine.info else None,
+        "devices": asdict(engine.devices) if engine.devices else None,
+        "lanes": [asdict(lane) for lane in stats.lanes],
         "num_running": stats.num_running,
         "num_waiting": stats.num_waiting,
         "num_blocks": stats.num_blocks,

@@ -8,13 +8,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.adapters.reply import json_bytes
-from server.adapters.rerank import rerank_body
+from server.adapters.rerank import cosine_scores, logistic_scores, rerank_body
 from server.app_state import app_state
-from server.embedding_inputs import encode_inputs, read_documents
+from server.embedding_inputs import TokenIds, encode_inputs, encode_pairs, read_documents
 from server.embedding_protocol import RerankBody, refuse_in_embeddings
 from server.openapi import json_body
 from server.routes.body import read_json
 from server.routes.embed import device_header, embed
+from server.served_embedder import ServedEmbedder
 
 router = APIRouter()
 
@@ -30,12 +31,18 @@ async def rerank(request: Request) -> Response:
     value = await read_json(request)
     refuse_in_embeddings(value)
     body = state.reader.read(RerankBody, value)
-    model = state.models.get_embedder(body.model)
+    model = state.models.get_reranker(body.model)
     documents = read_documents(body.documents)
-    names = ["query", *(f"documents[{i}]" for i in range(len(documents)))]
-    token_ids = await asyncio.to_thread(
-        encode_inputs, [body.query, *documents], model, body.truncate_prompt_tokens, names
-    )
-    vectors = await embed(request, model, token_ids)
-    answer = rerank_body(vectors, documents, body, model, sum(map(len, token_ids)))
+    token_ids = await asyncio.to_thread(_encode, body, documents, model)
+    outputs = await embed(request, model, token_ids)
+    scores = logistic_scores(outputs) if model.is_cross_encoder else cosine_scores(outputs)
+    answer = rerank_body(scores, documents, body, model, sum(map(len, token_ids)))
     return Response(json_bytes(answer), media_type="application/json", headers=device_header(model))
+
+
+def _encode(body: RerankBody, documents: list[str], model: ServedEmbedder) -> tuple[TokenIds, ...]:
+    """What the model reads: pairs, or the query and then the documents."""
+    if model.is_cross_encoder:
+        return encode_pairs(body.query, documents, model, body.truncate_prompt_tokens)
+    names = ["query", *(f"documents[{i}]" for i in range(len(documents)))]
+    return encode_inputs([body.query, *documents], model, body.truncate_prompt_tokens, names)

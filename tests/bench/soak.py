@@ -28,7 +28,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench.servers import RunningServer, start_hexlm
+from server.bench.server_process import RunningServer
+from tests.bench.servers import start_hexlm
 
 MODEL = "smollm2-135m-instruct"
 MAX_SLOPE_BYTES = 1e6

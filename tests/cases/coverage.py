@@ -222,6 +222,8 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "engine/test_gguf_reader::"
         "test_trailing_bytes_unknown_keys_and_another_order_change_nothing",
         "engine/test_gguf::test_settings_that_we_do_not_compute_are_refused",
+        "engine/test_gguf_split::test_the_parts_are_the_model",
+        "engine/test_gguf_split::test_a_missing_part_is_named",
     ),
     "TK-01": (
         "server/test_tokenizer::test_bos_is_put_once_and_only_if_wanted",
@@ -232,23 +234,61 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "engine/test_gguf_tokenizer::"
         "test_unknown_and_missing_pre_tokenizers_are_errors_that_list_the_known",
         "engine/test_gguf_tokenizer::test_each_pre_tokenizer_splits_as_published",
+        "engine/test_tokenizer_equality::"
+        "test_byte_level_bpe_in_both_formats_gives_the_ids_of_transformers",
     ),
     "TK-05": (
         "server/test_detokenizer::"
         "test_sentencepiece_spaces_survive_and_only_the_very_first_may_be_dropped",
         "server/test_chat::"
         "test_the_first_space_of_a_sentencepiece_answer_goes_but_not_when_continuing",
+        "engine/test_tokenizer_equality::"
+        "test_sentencepiece_in_every_format_gives_the_ids_of_sentencepiece",
     ),
     "TK-07": (
-        "engine/test_gguf_tokenizer::test_end_tokens_are_the_union_of_every_source",
+        "engine/test_gguf_tokenizer::test_end_tokens_are_the_union_of_every_source_the_named_ones_first",
         "engine/test_gguf_tokenizer::test_special_ids_out_of_range_are_refused",
         "server/test_chat::test_ignore_eos_goes_on_and_hides_the_end_token",
         "scheduler/test_scheduler::test_a_stop_token_ends_it_is_reported_and_wins_over_length",
     ),
+    "MM-01": (
+        "parity/test_parity::test_logits_agree_with_transformers",
+        "engine/test_rope::test_llama3_keeps_short_waves_and_slows_long_ones",
+        "engine/test_hf_config::test_settings_that_are_not_done_are_refused_by_name",
+    ),
+    "MM-02": (
+        "parity/test_parity::test_logits_agree_with_transformers",
+        "engine/test_rope::test_long_rope_chooses_its_divisors_by_the_engines_longest_sequence",
+    ),
+    "MM-03": (
+        "parity/test_parity::test_logits_agree_with_transformers",
+        "parity/test_parity::test_the_same_model_as_a_gguf_agrees",
+        "engine/test_hf_config::test_rope_is_read_in_the_old_and_the_new_spelling",
+    ),
+    "MM-04": (
+        "parity/test_parity::test_logits_agree_with_transformers",
+        "parity/test_parity::test_a_setting_that_is_dropped_is_seen",
+    ),
+    "MM-05": ("parity/test_windows::test_rejected_drafts_leave_no_trace_in_a_window",),
+    "MM-10": (
+        "test_speculation::test_a_draft_model_with_another_vocabulary_is_refused",
+        "test_speculation::test_the_loader_gives_both_models_the_same_number_of_blocks",
+    ),
+    "NP-01": (
+        "engine/test_npu_compiler::test_contexts_of_another_provider_are_made_again",
+        "engine/test_context_store::test_contexts_of_another_recipe_are_outdated",
+        "engine/test_npu_opening::test_contexts_that_are_refused_are_made_anew_once",
+    ),
+    "NP-06": (
+        "engine/test_npu_compiler::test_all_groups_are_compiled_and_progress_counts_graphs",
+        "engine/test_npu_engine::test_the_cpu_serves_until_the_npu_is_open",
+        "engine/test_npu_compiler::test_the_compiling_process_does_not_outlive_who_started_it",
+    ),
     "MM-08": (
         "model/test_quality::test_the_imported_model_predicts_as_the_file_does",
+        "model/test_quality::test_the_guard_knows_which_kv_formats_this_model_bears",
         "engine/test_attention::test_quantizing_errs_by_half_a_step_at_most",
-        "engine/test_kv_format::test_int4_takes_multiples_of_32",
+        "engine/test_kv_format::test_what_has_4_bits_is_padded_to_multiples_of_32",
         "test_whole_engine::test_a_prefix_hit_equals_a_miss",
     ),
     "MM-09": (
@@ -256,16 +296,25 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "scheduler/test_verify::test_drafts_stand_up_to_the_first_that_was_not_sampled",
         "scheduler/test_step_fuzz::"
         "test_everybody_gets_the_text_of_being_alone_and_no_block_is_lost",
+        "test_speculation::test_answers_are_equal_to_those_without_drafts",
     ),
     "NP-02": (
+        "engine/test_npu_compiler::"
+        "test_a_compiler_that_dies_again_and_again_is_an_error_that_names_the_graph",
         "server/test_supervision::test_a_crash_loop_ends_in_failed_with_the_count_and_the_last_exit",
         "server/test_shutdown::test_loading_is_visible_and_sigterm_ends_it_quickly",
     ),
     "NP-03": (
+        "engine/test_dispatcher::test_a_fault_in_any_segment_costs_no_token",
+        "engine/test_dispatcher::"
+        "test_strictly_a_step_is_refused_with_the_reason_when_the_npu_stays_away",
+        "server/test_npu_hang::test_a_hang_costs_a_pause_and_no_token",
         "scheduler/test_worker::test_a_device_that_is_gone_fails_every_sequence_and_not_the_loop",
         "scheduler/test_worker::test_a_step_that_fails_once_is_simply_tried_again",
     ),
     "NP-08": (
+        "engine/test_dispatcher::test_what_fails_at_opening_leaves_the_cpu_at_work",
+        "engine/test_dispatcher::test_strictly_what_fails_at_opening_ends_the_start",
         "engine/test_placement::test_npu_is_refused_with_what_was_found",
         "engine/test_placement::test_auto_says_why_it_is_the_cpu",
         "engine/test_loader::test_an_npu_that_is_not_there_is_refused",
@@ -275,32 +324,14 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 
 PARTLY: Mapping[str, str] = {
     "CC-14": "one KV format and one device per engine process, so their caches never meet",
-    "MF-04": "the index of a sharded safetensors model has no importer yet",
-    "MF-08": "split files are refused by name, not joined",
-    "TK-03": "SentencePiece vocabularies in a GGUF are refused",
-    "TK-05": "on a hand-made SentencePiece tokenizer; no such model can be imported yet",
-    "MM-08": "llama architectures only: the fixture with Qwen2's key bias needs that importer",
-    "MM-09": "scripted drafts; no proposer is served yet",
     "RS-01": "a short run; tests/bench/soak.py does thousands of requests and prints the slope",
-    "NP-02": "crash and hang of an engine process; there are no context binaries yet",
-    "NP-03": "the scheduler's half, with a scripted device; there is no NPU lane yet",
-    "NP-08": "without an NPU to fail: the codes of a driver need the NPU lane",
+    "NP-01": "in the emulator, with recorded versions; no real device has loaded a context yet",
+    "NP-03": "on a simulated device that fails at every phase",
 }
 """Cases of which a part cannot be run yet."""
 
-_SCALED_ROPE = "a scaled rope is not computed yet: a file that has one is refused, never run plain"
-_WINDOW = "sliding-window attention is not computed yet: a file that has it is refused"
-
-NOT_APPLICABLE: Mapping[str, str] = {
-    "MM-01": _SCALED_ROPE,
-    "MM-02": "the Phi-3 architecture is not imported yet",
-    "MM-03": _SCALED_ROPE,
-    "MM-04": _WINDOW,
-    "MM-05": _WINDOW,
-    "MM-10": "draft models are not served yet",
-    "NP-01": "there is no NPU lane yet, so there are no context binaries",
-    "NP-06": "there is no NPU lane yet, so nothing compiles for minutes",
-}
+NOT_APPLICABLE: Mapping[str, str] = {}
+"""Cases that say nothing about this program, with the reason."""
 
 
 def marked(folder: Path = FOLDER) -> dict[str, tuple[str, ...]]:

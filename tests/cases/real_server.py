@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from tests.bench.servers import RunningServer, free_port
+from server.bench.server_process import RunningServer, free_port
 from tests.cases.catalogue import Names
 
 MODEL = "smollm2-135m-instruct"

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.bench.servers import RunningServer, free_port
+from server.bench.server_process import RunningServer, free_port
 
 CHAT_MODEL = "smollm2-135m-instruct"
 EMBEDDING_MODEL = "all-minilm-l6-v2"

@@ -18,7 +18,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 6, 7, 8, 9, 10
-Value = bool | int | float | str | Sequence[str] | Sequence[int]
+Value = bool | int | float | str | Sequence[str] | Sequence[int] | Sequence[float]
 Metadata = dict[str, Value]
 
 END_OF_TEXT, IM_START, IM_END = 0, 1, 2
@@ -61,7 +61,8 @@ def encode_string(text: str) -> bytes:
 
 
 def encode_value(value: Value) -> bytes:
-    """The type code and the value. Ints are UINT32, floats FLOAT32, int arrays INT32."""
+    """The type code and the value. Ints are UINT32, floats FLOAT32, int arrays INT32, float arrays
+    FLOAT32."""
     if isinstance(value, bool):
         return struct.pack("<I?", BOOL, value)
     if isinstance(value, int):
@@ -73,6 +74,8 @@ def encode_value(value: Value) -> bytes:
     if value and isinstance(value[0], str):
         items = b"".join(encode_string(str(item)) for item in value)
         return struct.pack("<IIQ", ARRAY, STRING, len(value)) + items
+    if value and isinstance(value[0], float):
+        return struct.pack("<IIQ", ARRAY, FLOAT32, len(value)) + np.array(value, "<f4").tobytes()
     numbers = np.array(value, dtype="<i4").tobytes()
     return struct.pack("<IIQ", ARRAY, INT32, len(value)) + numbers
 

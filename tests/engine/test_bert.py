@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from engine.bundle import ENCODER_FILE, Bundle
 from engine.errors import BundleError, ImportFailed
@@ -21,6 +23,7 @@ from tests.bert_folder import (
     CONFIG,
     SEP,
     VOCABULARY,
+    cross_encoder_tensors,
     random_tensors,
     safetensors_bytes,
     write_bert,
@@ -108,9 +111,35 @@ def test_settings_that_cannot_be_done_are_refused(
     assert said in refusal(write_bert(tmp_path, random_tensors(), **changes))
 
 
-def test_a_cross_encoder_is_refused_as_one(tmp_path: Path) -> None:
+def test_a_classifier_of_one_label_is_a_cross_encoder(tmp_path: Path) -> None:
+    source = write_bert(tmp_path / "m", cross_encoder_tensors(), pooling=None)
+    config = read_bert(source).config
+    assert (config.pair_separator, config.pooling, config.output_size) == (SEP, "cls", 1)
+    bundle = import_checkpoint(source, tmp_path / "b", "b", ignore)
+    assert (bundle.kind, bundle.encoder_config) == (ModelKind.RERANK, config)
+
+
+@pytest.mark.parametrize("name", ["classifier", "classifier.out_proj"])
+def test_a_classifier_of_several_labels_is_refused_as_one(tmp_path: Path, name: str) -> None:
+    tensors = random_tensors() | {f"{name}.weight": np.zeros((3, 24), np.float32)}
+    assert f"is a classifier ('{name}.weight' has the shape [3, 24])" in refusal(
+        write_bert(tmp_path, tensors)
+    )
+
+
+def test_a_cross_encoder_without_its_pooler_is_refused(tmp_path: Path) -> None:
     tensors = random_tensors() | {"classifier.weight": np.zeros((1, 24), np.float32)}
-    assert "is a classifier or cross-encoder" in refusal(write_bert(tmp_path, tensors))
+    assert "'pooler.dense.bias' is missing" in refusal(write_bert(tmp_path, tensors))
+
+
+def test_a_cross_encoder_needs_a_tokenizer_of_pairs(tmp_path: Path) -> None:
+    path = write_bert(tmp_path, cross_encoder_tensors(), pooling=None)
+    tokenizer = Tokenizer.from_str(read_bert(path).tokenizer_json)
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="$A $B", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str(), "utf-8")
+    assert "no special token between two texts" in refusal(path)
 
 
 def test_modules_that_are_not_done_are_refused(tmp_path: Path) -> None:

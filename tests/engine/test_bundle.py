@@ -18,10 +18,9 @@ from engine.export.exporter import import_checkpoint
 from engine.importers.summary import CheckpointSummary
 from engine.manifest import BundleFile, BundleSource, Manifest, decode_manifest, encode_manifest
 from tests.engine.gguf_files import CHAT_TEMPLATE, write_tiny_llama_gguf
+from tests.model_configs import make_config
 
-CONFIG = ModelConfig(
-    "llama", 2, 64, 128, 3, 1, 32, 320, 512, 1e-5, 10_000.0, True, None, (0, 2), False
-)
+CONFIG = make_config(num_layers=2, eos_token_ids=(0, 2))
 MANIFEST = Manifest(
     name="tiny",
     converter="1.2.3",
@@ -64,8 +63,8 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_an_open_bundle_gives_what_the_import_wrote(folder: Path) -> None:
     bundle = Bundle.open(folder)
-    assert (bundle.name, bundle.weight_format) == ("tiny", "int8")
-    assert (bundle.config.num_layers, bundle.config.eos_token_ids) == (2, (0, 2))
+    assert (bundle.name, bundle.weight_format) == ("tiny", "int4")
+    assert (bundle.config.num_layers, bundle.config.eos_token_ids) == (2, (2, 0))
     assert bundle.chat_template == CHAT_TEMPLATE
     assert bundle.tokenizer_path.is_file()
     assert bundle.weights_path.is_file()
@@ -109,8 +108,8 @@ def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
         ("[" * 100_000, "model.json is not valid JSON"),
         ("[]", "model.json is not one of ours"),
         ('{"model_type": "llama"}', "model.json is not one of ours"),
-        ('{"format": 999}', "it has the format 999, this version of hexlm reads 1"),
-        ('{"format": 1}', "has the wrong value None for 'name'"),
+        ('{"format": 999}', "it has the format 999, this version of hexlm reads 2"),
+        ('{"format": 2}', "has the wrong value None for 'name'"),
     ],
 )
 def test_foreign_descriptions_are_refused(folder: Path, text: str, said: str) -> None:

@@ -13,7 +13,8 @@ from engine.errors import ImportFailed
 from engine.importers.gguf_metadata import Metadata
 from engine.importers.gguf_reader import Value as ReadValue
 from engine.importers.gguf_reader import open_gguf
-from engine.importers.gguf_tokenizer import TokenizerParts, build_tokenizer
+from engine.importers.gguf_tokenizer import build_tokenizer
+from engine.importers.tokenizer_parts import TokenizerParts
 from tests.engine.gguf_files import GgufParts, Value, tiny_tokenizer_metadata, write_gguf
 
 
@@ -103,12 +104,12 @@ def test_unknown_and_missing_pre_tokenizers_are_errors_that_list_the_known(
     folder: Path, pre: str | None
 ) -> None:
     message = refusal(folder, {"pre": pre})
-    assert "supported: gpt-2, smollm, llama-bpe, qwen2" in message
+    assert "supported: gpt-2, olmo, smollm, " in message and "llama-bpe" in message
     assert ("names no pre-tokenizer" if pre is None else repr(pre)) in message
 
 
 def test_other_tokenizer_models_are_refused(folder: Path) -> None:
-    assert "unsupported tokenizer 'llama'; supported: gpt2" in refusal(folder, {"model": "llama"})
+    assert "unsupported tokenizer 't5'; supported: gpt2" in refusal(folder, {"model": "t5"})
 
 
 def test_user_defined_tokens_are_whole_but_not_special(folder: Path) -> None:
@@ -121,13 +122,13 @@ def test_user_defined_tokens_are_whole_but_not_special(folder: Path) -> None:
     assert tokenizer.encode(f"x{added[319].content}").ids[-1] == 319
 
 
-def test_end_tokens_are_the_union_of_every_source(folder: Path) -> None:
+def test_end_tokens_are_the_union_of_every_source_the_named_ones_first(folder: Path) -> None:
     parts = build(folder, {"eos_token_id": 5, "eot_token_id": 6, "eom_token_id": 7})
-    assert parts.eos_token_ids == (0, 2, 5, 6, 7)
+    assert parts.eos_token_ids == (5, 6, 7, 0, 2)
 
 
 def test_end_tokens_may_be_a_list(folder: Path) -> None:
-    assert build(folder, {"eos_token_id": [4, 9]}).eos_token_ids == (0, 2, 4, 9)
+    assert build(folder, {"eos_token_id": [4, 9]}).eos_token_ids == (4, 9, 0, 2)
 
 
 def test_known_end_tokens_are_special_whatever_type_the_file_gives(folder: Path) -> None:

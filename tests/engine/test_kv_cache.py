@@ -8,9 +8,9 @@ import pytest
 from engine.errors import DoesNotFit
 from engine.kv_cache import PagedKVCache, num_blocks_for
 from engine.kv_format import F32, INT4, INT8, KVFormat
-from tests.engine.test_attention import make_config
+from tests.model_configs import make_config
 
-CONFIG = make_config(group=3, head_size=64)  # 1 layer, 2 KV heads
+CONFIG = make_config(num_heads=6, num_kv_heads=2, head_size=64)
 BLOCK_BYTES = {"f32": 2 * 2 * 260 * 16, "int8": 2 * 2 * 68 * 16, "int4": 2 * 2 * 40 * 16}
 
 
@@ -46,8 +46,3 @@ def test_a_budget_below_one_block_is_refused_with_the_numbers() -> None:
     message = r"budget of 4,351 bytes is less than one block of 4,352 bytes \(16 tokens, int8\)"
     with pytest.raises(DoesNotFit, match=message):
         num_blocks_for(CONFIG, INT8, 4351, 1000)
-
-
-def test_a_head_size_that_the_kernels_cannot_read_is_refused() -> None:
-    with pytest.raises(DoesNotFit, match="multiple of 32"):
-        PagedKVCache(make_config(1, 48), INT4, 1)

@@ -11,7 +11,7 @@ import pytest
 from engine.bundle import Bundle
 from engine.errors import BundleError
 from engine.export.model import segment_file
-from engine.lane import CpuLane
+from engine.lane import CpuLane, head
 from tests.batches import int32
 
 MAX_TOKENS, MAX_ROWS = 40, 12
@@ -30,7 +30,7 @@ def run_all(lane: CpuLane, seed: int, num_tokens: int, rows: list[int]) -> np.nd
     for index in range(2):
         lane.run(index)
         buffers.attention[:] = buffers.qkv[:, : buffers.attention.shape[1]]
-    return lane.head(int32(rows)).copy()
+    return head(lane, int32(rows)).copy()
 
 
 def test_buffers_have_the_steps_size(lane: CpuLane, tiny_bundle: Bundle) -> None:
@@ -66,7 +66,7 @@ def test_a_token_that_is_not_finite_harms_no_other(lane: CpuLane) -> None:
         lane.run(index)
         assert np.isnan(buffers.qkv[5]).all()
         buffers.attention[:] = buffers.qkv[:, : buffers.attention.shape[1]]
-    found = lane.head(int32(range(12)))
+    found = head(lane, int32(range(12)))
     assert np.isnan(found[5]).all()
     others = np.arange(12) != 5
     assert np.array_equal(found[others], clean[others])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_a_loaded_engine_says_what_it_is(tiny_bundle: Bundle) -> None:
     info = load_engine(config(tiny_bundle), phases.append).info
     assert (info.num_blocks, info.block_size, info.kv_bytes) == (100, 16, 100 * 2304)
     assert (info.max_model_len, info.vocab_size, info.num_threads) == (512, 320, 1)
-    assert (info.kv_format, info.weight_format) == ("int8", "int8")
+    assert (info.kv_format, info.weight_format) == ("int8", "int4")
     assert (info.device, info.device_reason) == ("cpu", "asked for with --device cpu")
     assert info.batch_invariant
     assert phases[0] == "loading the weights" and len(phases) == 2
@@ -102,7 +103,7 @@ def test_an_unknown_format_is_refused_with_the_known_ones(tiny_bundle: Bundle) -
 
 
 def test_an_npu_that_is_not_there_is_refused(tiny_bundle: Bundle) -> None:
-    with pytest.raises(DeviceUnavailable, match=r"^--device npu: .*use --device auto or cpu$"):
+    with pytest.raises(DeviceUnavailable, match=r"^--device npu: .*use --device auto or cpu"):
         load(tiny_bundle, device="npu")
 
 
@@ -131,7 +132,7 @@ def test_a_damaged_index_is_refused_with_the_way_to_mend_it(
     bundle = copy_of(tiny_bundle, tmp_path)
     index = bundle.path / INDEX_FILE
     index.write_text(index.read_text("utf-8").replace(old, new, 1), "utf-8")
-    with pytest.raises(BundleError, match=r"weights.json is damaged .*hexlm pull tiny --force"):
+    with pytest.raises(BundleError, match=r"weights.json is damaged .*hexlm pull \S+ --force"):
         load(bundle)
 
 
@@ -140,11 +141,9 @@ def test_an_index_that_points_behind_the_file_is_refused(
 ) -> None:
     bundle = copy_of(tiny_bundle, tmp_path)
     index = bundle.path / INDEX_FILE
-    offset = f'"offset": {read_matrix(index, "embed").data.offset}'
-    text = index.read_text("utf-8")
-    assert text.count(offset) == 1
-    index.write_text(text.replace(offset, offset[:-2] + "99"), "utf-8")
-    index.write_text(index.read_text("utf-8").replace('"shape": [320', '"shape": [999', 1), "utf-8")
+    content = json.loads(index.read_text("utf-8"))
+    content["embed"]["data"]["offset"] = bundle.weights_path.stat().st_size - 64
+    index.write_text(json.dumps(content), "utf-8")
     with pytest.raises(BundleError, match=r"weights.bin cannot be mapped"):
         load(bundle)
 
@@ -154,7 +153,7 @@ def test_a_damaged_graph_is_refused_by_name(tiny_bundle: Bundle, tmp_path: Path)
     graph = bundle.path / segment_file(2)
     graph.write_bytes(b"\xff" * graph.stat().st_size)
     with pytest.raises(BundleError, match=r"cpu_segment_002\.onnx cannot be loaded"):
-        load(bundle)
+        load(bundle, kernels="onnxruntime")
 
 
 def test_a_bundle_with_a_missing_file_is_refused(tiny_bundle: Bundle, tmp_path: Path) -> None:
@@ -169,7 +168,8 @@ def test_a_loaded_engine_computes_what_its_parts_do(tiny_bundle: Bundle, kv_form
     tokens, table = list(range(40)), [2, 0, 1]
     runner = load(tiny_bundle, kv_format=kv_format).runner
     found = runner.execute(make_batch([Span(tokens, table)]))
-    assert np.array_equal(found, load_model(tiny_bundle, kv_format).logits_of(tokens, table))
+    model = load_model(tiny_bundle, kv_format, kernels="auto")
+    assert np.array_equal(found, model.logits_of(tokens, table))
 
 
 def test_nothing_is_compiled_after_the_start(tiny_bundle: Bundle) -> None:
@@ -194,6 +194,6 @@ def test_nothing_is_compiled_after_the_start(tiny_bundle: Bundle) -> None:
 def test_the_embedding_is_the_checkpoints(tiny_bundle: Bundle) -> None:
     matrix = read_matrix(tiny_bundle.path / INDEX_FILE, "embed")
     out = np.zeros((4, 64), np.float32)
-    Embedding(tiny_bundle.weights_path, matrix).lookup(int32([7, 0, 319, 7]), out)
+    Embedding(tiny_bundle.weights_path, matrix, 1.0).lookup(int32([7, 0, 319, 7]), out)
     exact = read_gguf(Path(tiny_bundle.source.path)).tensor("embed").dequantize()
     assert np.array_equal(out, exact[[7, 0, 319, 7]])

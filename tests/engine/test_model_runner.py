@@ -9,8 +9,10 @@ import pytest
 
 from engine.batch import Float32Array
 from engine.bundle import Bundle
+from engine.export.exporter import import_checkpoint
 from engine.kv_format import KV_FORMATS
 from tests.batches import Span, make_batch
+from tests.engine.gguf_files import write_tiny_llama_gguf
 from tests.loaded_model import LoadedModel, load_model, spoil
 
 LoadTiny = Callable[..., LoadedModel]
@@ -30,6 +32,15 @@ def load_tiny(tiny_bundle: Bundle) -> LoadTiny:
         return loaded[key]
 
     return load
+
+
+@pytest.fixture(scope="module")
+def dense_bundle(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("dense")
+    source = write_tiny_llama_gguf(folder / "tiny.gguf")
+    return import_checkpoint(
+        source, folder / "dense", "dense", lambda *_: None, weight_format="f32"
+    )
 
 
 def random_tokens(length: int, seed: int = 0) -> list[int]:
@@ -119,16 +130,17 @@ def test_two_threads_equal_one(load_tiny: LoadTiny, kv_format: str) -> None:
 
 
 @every_format
-def test_the_kernel_equals_the_reference(load_tiny: LoadTiny, kv_format: str) -> None:
+def test_the_kernel_equals_the_reference(dense_bundle: Bundle, kv_format: str) -> None:
+    """With float32 weights and activations, so that only the pages round."""
     tokens, table = random_tokens(200), blocks(0, 200)
-    kernel = load_tiny(kv_format).logits_of(tokens, table, (64, 130, 1))
-    reference = load_tiny(kv_format, is_reference=True).logits_of(tokens, table, (200,))
-    difference = float(np.abs(kernel - reference).max())
-    # Rounding flips a rare level of the int8 activations or of the pages: one step of many.
+    kernel = load_model(dense_bundle, kv_format).logits_of(tokens, table, (64, 130, 1))
+    slow = load_model(dense_bundle, kv_format, is_reference=True)
+    difference = float(np.abs(kernel - slow.logits_of(tokens, table, (200,))).max())
     assert difference < MAX_FLIPPED[kv_format], f"the largest difference is {difference:.3g}"
 
 
-MAX_FLIPPED = {"f32": 0.05, "int8": 0.05, "int4": 0.2}
+# A rare number lies so near the middle of two levels that the two round it differently.
+MAX_FLIPPED = {"f32": 1e-4, "int8": 0.02, "int8k4v": 0.2, "int4": 0.2}
 
 
 @every_format

@@ -271,3 +271,58 @@ def test_scoring_a_nan_row_says_so() -> None:
 
 def test_no_rows_give_no_tokens() -> None:
     assert Sampler(VOCAB_SIZE).sample(random_logits(), []) == []
+
+
+def mixed_rows(num_rows: int) -> list[SampleRow]:
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"top_p": 0.9},
+        {"top_k": 7},
+        {"temperature": 0.0},
+        {"min_p": 0.05, "temperature": 1.7},
+        {"repetition_penalty": 1.2},
+        {"top_p": 0.8, "logprobs": 3},
+    )
+    return [
+        SampleRow(i, 4 + i, params(seed=i % 5, **kinds[i % len(kinds)]), [1] * (4 + i), 2)
+        for i in range(num_rows)
+    ]
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 8, 9, 40])
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_many_rows_on_many_threads_are_what_each_is_alone(num_rows: int, num_threads: int) -> None:
+    logits = random_logits(num_rows, 1000)
+    rows = mixed_rows(num_rows)
+    together = Sampler(1000, num_threads).sample(logits, rows)
+    alone = Sampler(1000)
+    assert together == [alone.sample(logits, [row])[0] for row in rows]
+    assert Sampler(1000, num_threads).sample(logits, rows) == together
+
+
+def test_a_nan_in_a_batch_on_threads_harms_only_its_row() -> None:
+    logits = random_logits(16, 200)
+    rows = [SampleRow(i, 3, params(seed=i, top_p=0.9), [1, 2, 3], 1) for i in range(16)]
+    sampler = Sampler(200, 2)
+    clean = sampler.sample(logits, rows)
+    logits[5, 17] = np.nan
+    found = sampler.sample(logits, rows)
+    assert found[5] == Sampled(None)
+    assert [f for i, f in enumerate(found) if i != 5] == [c for i, c in enumerate(clean) if i != 5]
+
+
+def test_logits_that_are_a_part_of_a_larger_array_are_sampled_alike() -> None:
+    wide = random_logits(4, 120)
+    rows = [SampleRow(i, 3, params(seed=i), [1, 2, 3], 1) for i in range(4)]
+    part = wide[:, 10:110]
+    assert Sampler(100).sample(part, rows) == Sampler(100).sample(part.copy(), rows)
+
+
+@pytest.mark.parametrize("size", [50, 64, 65, 1000, 5000])
+@pytest.mark.parametrize("count", [1, 5, 20, 50])
+def test_top_logprobs_of_any_number_are_the_sorted_ones(size: int, count: int) -> None:
+    logits = np.round(random_logits(1, size, seed=count), 1)  # with many equals
+    sampled = sample(logits, greedy(logprobs=count))
+    assert sampled.logprobs is not None
+    expected = np.argsort(-logits[0], kind="stable")[:count].tolist()
+    assert [token for token, _ in sampled.logprobs.top] == expected

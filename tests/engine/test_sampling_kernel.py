@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.sampling_kernel import log_sum_exp, penalize, sample_row, uniform
+from engine.sampling_kernel import Scratch, log_sum_exp, make_scratch, penalize, sample_row, uniform
 from engine.simd import LANES
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -22,13 +23,6 @@ def uniforms(seeds: range, positions: range) -> Floats:
     return np.array([[uniform(np.uint64(s), p) for p in positions] for s in seeds])
 
 
-def padded(logits: object) -> NDArray[np.float32]:
-    values = np.array(logits, np.float32)
-    row = np.full(-(-len(values) // LANES) * LANES, -np.inf, np.float32)
-    row[: len(values)] = values
-    return row
-
-
 @dataclass(frozen=True)
 class Filters:
     temperature: float = 1.0
@@ -38,22 +32,20 @@ class Filters:
 
 
 def draw(logits: object, filters: Filters, seed: int, position: int) -> int:
-    values = padded(logits)
-    histogram = np.zeros((2, 4096), np.float64)
-    return int(
-        sample_row(
-            values,
-            len(np.array(logits)),
-            filters.temperature,
-            filters.top_k,
-            filters.top_p,
-            filters.min_p,
-            np.uint64(seed),
-            position,
-            np.zeros(len(values) // 16, np.float32),
-            histogram,
-        )  # fmt: skip
-    )
+    values = np.array(logits, np.float32)
+    before = values.copy()
+    sample: Any = sample_row
+    token = sample(values, *astuple(filters), np.uint64(seed), position, scratch_of(values))
+    assert np.array_equal(values, before, equal_nan=True), "the logits must not change"
+    return int(token)
+
+
+def scratch_of(values: NDArray[np.float32]) -> Scratch:
+    """Memory as a row before may have left it."""
+    scratch = make_scratch(len(values))
+    for array in scratch:
+        array[:] = 7
+    return scratch
 
 
 def distribution(logits: object, filters: Filters, slack: float = 0.0) -> Floats:
@@ -312,3 +304,15 @@ def test_log_sum_exp_agrees_with_float64(size: int, spread: float) -> None:
 def test_log_sum_exp_of_a_nan_is_a_nan() -> None:
     logits = np.array([1.0, np.nan, 2.0], np.float32)
     assert np.isnan(log_sum_exp(logits, np.zeros(16, np.float32)))
+
+
+@pytest.mark.parametrize("filters", [Filters(), Filters(top_p=0.95), Filters(top_k=500)], ids=str)
+def test_flat_and_steep_rows_of_a_large_vocabulary(filters: Filters) -> None:
+    """Thousands of candidates, or one: the same definition."""
+    rng = np.random.default_rng(4)
+    flat = rng.standard_normal(30_001, np.float32) * np.float32(0.01)
+    steep = rng.standard_normal(30_001, np.float32) * np.float32(0.5)
+    steep[12_345] = 30.0
+    for position in range(12):
+        assert_is_inverse(flat, filters, 3, position)
+        assert draw(steep, filters, 3, position) == 12_345

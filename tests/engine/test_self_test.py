@@ -7,7 +7,7 @@ import pytest
 
 from engine.batch import Float32Array, Int32Array
 from engine.bundle import Bundle
-from engine.lane import CpuLane, StepBuffers
+from engine.lane import CpuLane, LaneCounters, RowBuffers, StepBuffers
 from engine.self_test import is_batch_invariant
 
 HIDDEN, QKV, VOCAB = 8, 12, 20
@@ -17,6 +17,7 @@ class FakeLane:
     """A lane of two random matrices; `noise(number of tokens)` is added to what they give."""
 
     name = "fake"
+    counters = LaneCounters()
 
     def __init__(self, qkv_noise: dict[int, float], logits_noise: dict[int, float]) -> None:
         rng = np.random.default_rng(0)
@@ -35,9 +36,28 @@ class FakeLane:
             noise = self._qkv_noise.get(len(self._step.hidden), 0.0)
             row[:] = hidden @ self._qkv + np.float32(noise)
 
-    def head(self, rows: Int32Array) -> Float32Array:
+    def residual(self, index: int) -> Float32Array:
+        return self._step.hidden
+
+    def gather(self, rows: Int32Array, into: RowBuffers) -> None:
+        into.hidden[:] = self._step.hidden[rows]
+
+    def begin_rows(self, num_rows: int) -> RowBuffers:
+        self._rows = RowBuffers(*(np.zeros((num_rows, HIDDEN), np.float32) for _ in range(3)))
+        return self._rows
+
+    def run_last(self) -> None:
+        self._rows.final[:] = self._rows.hidden
+
+    def run_head(self) -> Float32Array:
         noise = np.float32(self._logits_noise.get(len(self._step.hidden), 0.0))
-        return np.array([self._step.hidden[row] @ self._head + noise for row in rows])
+        return np.array([row @ self._head + noise for row in self._rows.final])
+
+    def twin(self) -> FakeLane:
+        return FakeLane(self._qkv_noise, self._logits_noise)
+
+    def close(self) -> None:
+        pass
 
 
 def test_a_lane_that_gives_the_same_bits_in_every_batch_passes() -> None:

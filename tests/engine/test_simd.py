@@ -21,6 +21,11 @@ row_exp: Any = numba.njit(
 )
 
 
+row_softcap: Any = numba.njit(
+    lambda row, cap: simd.row_softcap(row.ctypes.data, row.shape[0] // 16, cap)
+)
+
+
 def exp_of(x: float) -> np.float32:
     return np.float32(exp(np.float32(x)))
 
@@ -80,6 +85,23 @@ def test_the_largest_of_a_row_passes_over_nans() -> None:
     assert row_max(row) == np.inf
     assert row_max(np.full(16, -np.inf, np.float32)) == -np.inf
     assert row_max(np.full(16, np.nan, np.float32)) == -np.inf
+
+
+@pytest.mark.parametrize("cap", [0.5, 1.0, 50.0])
+def test_the_softcap_is_a_scaled_hyperbolic_tangent(cap: float) -> None:
+    row = np.concatenate([np.linspace(-12, 12, 16_000) * cap, np.linspace(-1e-3, 1e-3, 160)])
+    row = row.astype(np.float32)
+    exact = cap * np.tanh(row.astype(np.float64) / cap)
+    row_softcap(row, np.float32(cap))
+    assert np.abs(row - exact).max() < 3e-7 * cap
+    assert np.abs(row / exact - 1).max() < 4e-7
+
+
+def test_the_softcap_bounds_infinities_and_keeps_nans() -> None:
+    row = np.full(16, 1.0, np.float32)
+    row[:4] = np.inf, -np.inf, np.nan, 0.0
+    row_softcap(row, np.float32(3))
+    assert row[0] == 3 and row[1] == -3 and np.isnan(row[2]) and row[3] == 0
 
 
 def test_a_nan_makes_the_sum_nan_and_no_other_element() -> None:

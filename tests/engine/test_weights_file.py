@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,6 @@ from engine.export.weights_file import (
     WeightsFile,
     map_array,
     read_matrix,
-    write_index,
 )
 
 ARRAYS: dict[str, NDArray[np.generic]] = {
@@ -80,8 +81,14 @@ def test_a_file_that_is_too_short_is_refused(path: Path, stored: dict[str, Store
 def test_the_index_gives_back_its_matrices(tmp_path: Path, stored: dict[str, StoredArray]) -> None:
     index = tmp_path / "weights.json"
     matrix = StoredMatrix(4, 2, 100, stored["b"], stored["c"])
-    write_index(index, {"embed": matrix, "other": StoredMatrix(8, 1, 2, stored["a"], stored["c"])})
-    assert read_matrix(index, "embed") == matrix
+    whole = StoredMatrix(
+        8, 1, 2, stored["a"], stored["c"], block_size=64, zero_points=stored["b"], bias=stored["c"]
+    )
+    dense = StoredMatrix(32, 1, 2, stored["c"], scales=None)
+    matrices = {"embed": matrix, "whole": whole, "dense": dense}
+    index.write_text(json.dumps({name: asdict(matrix) for name, matrix in matrices.items()}))
+    for name, expected in matrices.items():
+        assert read_matrix(index, name) == expected
     with pytest.raises(KeyError, match="missing"):
         read_matrix(index, "missing")
 

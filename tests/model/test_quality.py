@@ -1,74 +1,88 @@
-"""The real model against the same file in float32: how much the import and int8 cost."""
+"""The real model against the same file in float32: how much the import and KV formats cost."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from engine.batch import Int32Array
 from engine.bundle import Bundle
-from engine.importers.gguf import read_gguf
-from tests.loaded_model import load_model
+from engine.evaluate.divergence import Divergence, log_softmax
+from engine.evaluate.scoring import Figures, ScoredBundle, ScoredCheckpoint, compare
+from engine.importers.gguf import GgufCheckpoint, read_gguf
+from engine.kv_guard import choose_kv_format, read_kv_noise
 from tests.numpy_forward import numpy_forward
 
 pytestmark = pytest.mark.model
 TEXT = Path(__file__).parent.parent / "data" / "night_ferry.txt"
 NUM_TOKENS = 600
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Log-probabilities [T, V] of the file's own values, and of the imported model."""
-
-    token_ids: list[int]
-    exact: Floats
-    imported: Floats
-
-    @property
-    def mean_kl(self) -> float:
-        """Mean Kullback-Leibler divergence of the imported model from the exact one, in nats."""
-        return float((np.exp(self.exact) * (self.exact - self.imported)).sum(axis=-1).mean())
-
-    @property
-    def top_1_agreement(self) -> float:
-        return float(np.mean(self.exact.argmax(axis=-1) == self.imported.argmax(axis=-1)))
-
-    def perplexity(self, logprobs: Floats) -> float:
-        following = logprobs[np.arange(len(self.token_ids) - 1), self.token_ids[1:]]
-        return float(np.exp(-following.mean()))
-
-
-def log_softmax(logits: NDArray[np.float32]) -> Floats:
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=-1, keepdims=True)
-    wide -= np.log(np.exp(wide).sum(axis=-1, keepdims=True))
-    return wide
+KV_FORMATS = ("f32", "int8", "int8k4v", "int4")
 
 
 @pytest.fixture(scope="module")
-def comparison(real_bundle: Bundle) -> Comparison:
+def token_ids(real_bundle: Bundle) -> Int32Array:
     tokenizer = Tokenizer.from_file(str(real_bundle.tokenizer_path))
-    token_ids: list[int] = tokenizer.encode(TEXT.read_text("utf-8")).ids[:NUM_TOKENS]
-    assert len(token_ids) == NUM_TOKENS
-    oracle = numpy_forward(read_gguf(Path(real_bundle.source.path)), token_ids)
-    model = load_model(real_bundle, "int8", num_threads=2, max_tokens=NUM_TOKENS)
-    imported = model.logits_of(token_ids, list(range(38)))
-    return Comparison(token_ids, log_softmax(oracle), log_softmax(imported))
+    ids = tokenizer.encode(TEXT.read_text("utf-8")).ids[:NUM_TOKENS]
+    assert len(ids) == NUM_TOKENS
+    return np.array(ids, np.int32)[None]
 
 
-def test_the_imported_model_predicts_as_the_file_does(comparison: Comparison) -> None:
-    assert comparison.mean_kl <= 0.01, f"KL {comparison.mean_kl:.5f}"
-    agreement = comparison.top_1_agreement
-    assert agreement >= 0.95, f"top-1 agreement {agreement:.4f}"
+@pytest.fixture(scope="module")
+def checkpoint(real_bundle: Bundle) -> GgufCheckpoint:
+    return read_gguf(Path(real_bundle.source.path))
 
 
-def test_the_imported_model_is_as_good_as_the_file(comparison: Comparison) -> None:
+@pytest.fixture(scope="module")
+def figures(
+    real_bundle: Bundle, checkpoint: GgufCheckpoint, token_ids: Int32Array
+) -> dict[str, Figures]:
+    """By KV format; `file` is the file in float32."""
+    reference = ScoredCheckpoint("file", checkpoint, real_bundle.summary.num_parameters)
+    candidates = [ScoredBundle(name, real_bundle, name) for name in KV_FORMATS]
+    found = compare(reference, candidates, token_ids, 2, lambda label, done, total: None)
+    return {one.label: one for one in found}
+
+
+def divergence(one: Figures) -> Divergence:
+    assert one.divergence is not None
+    return one.divergence
+
+
+def test_the_reference_is_the_oracle(checkpoint: GgufCheckpoint, token_ids: Int32Array) -> None:
+    """The float32 forward of the engine's own graphs against the textbook formulas in numpy."""
+    part = token_ids[:, :100]
+    scored = ScoredCheckpoint("file", checkpoint, 0)
+    rows = np.concatenate([part.copy() for part in scored.logits(part, 2)])
+    found = Divergence()
+    found.add(log_softmax(numpy_forward(checkpoint, part[0].tolist())), log_softmax(rows))
+    assert found.mean_kl < 1e-7
+    assert found.top_1_agreement == 1
+
+
+def test_the_imported_model_predicts_as_the_file_does(figures: dict[str, Figures]) -> None:
+    found = divergence(figures["int8"])
+    assert found.mean_kl <= 0.01, f"KL {found.mean_kl:.5f}"
+    assert found.top_1_agreement >= 0.95, f"top-1 agreement {found.top_1_agreement:.4f}"
+
+
+def test_the_imported_model_is_as_good_as_the_file(figures: dict[str, Figures]) -> None:
     """And good: the text is English, and the perplexity that of a small model that knows it."""
-    exact = comparison.perplexity(comparison.exact)
+    exact = figures["file"].score.perplexity
     assert 15 < exact < 45
-    assert abs(comparison.perplexity(comparison.imported) / exact - 1) < 0.02
+    assert abs(figures["int8"].score.perplexity / exact - 1) < 0.02
+
+
+def test_the_guard_knows_which_kv_formats_this_model_bears(
+    real_bundle: Bundle, figures: dict[str, Figures]
+) -> None:
+    """int4 keys are what it warns of, and what costs most."""
+    noise = read_kv_noise(real_bundle.path)
+    assert choose_kv_format("auto", noise).kv_format == "int8"
+    risky = {name for name in KV_FORMATS if choose_kv_format(name, noise).is_risky}
+    assert risky == {"int4"}
+    by_format = {name: divergence(figures[name]).mean_kl for name in KV_FORMATS}
+    assert by_format["int8"] < by_format["f32"] + 0.005
+    assert by_format["int8k4v"] < 0.05 < by_format["int4"]

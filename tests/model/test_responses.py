@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -61,3 +62,32 @@ def test_a_conversation_is_streamed_continued_and_retrieved(client: openai.OpenA
     # Blocks of 16 tokens: the second prompt begins with the first one and its answer.
     assert second.usage.input_tokens_details.cached_tokens >= 32
     assert client.responses.retrieve(second.id).output_text == second.output_text
+
+
+JOKE = {
+    "type": "object",
+    "properties": {
+        "setup": {"type": "string", "description": "question to set up a joke"},
+        "punchline": {"type": "string", "description": "answer to resolve the joke"},
+    },
+    "required": ["setup", "punchline"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "only enforced"])
+def test_a_greedy_model_ends_a_document_whose_strings_have_no_bound(
+    client: openai.OpenAI, is_told: bool
+) -> None:
+    named: Any = {"type": "json_schema", "json_schema": {"name": "joke", "schema": JOKE}}
+    answer = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[{"role": "user", "content": "Tell me a joke about cats."}],
+        temperature=0,
+        max_tokens=400,
+        **({"response_format": named} if is_told else {"extra_body": {"guided_json": JOKE}}),
+    )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "stop"
+    joke = json.loads(choice.message.content or "")
+    assert joke["setup"] and joke["punchline"]

@@ -6,6 +6,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from engine.device_board import DeviceBoard, DeviceReport, LaneReport
 from engine.errors import DoesNotFit
 from scheduler.messages import (
     EngineFailed,
@@ -98,6 +99,27 @@ def test_numbers_that_contradict_each_other_are_a_failure_to_load() -> None:
     assert isinstance(failed, EngineFailed) and "max_num_batched_tokens (4)" in failed.reason
     thread.join(5)
     connection.close()
+
+
+def test_an_engine_with_several_devices_reports_every_change_of_them() -> None:
+    lanes = (LaneReport("npu", "opening"), LaneReport("cpu", "open"))
+    board = DeviceBoard(DeviceReport("npu", "found", lanes))
+
+    def load(on_phase: Callable[[str], None]) -> FakeEngine:
+        return FakeEngine(ScriptedRunner(block_size=4), devices=board)
+
+    thread, connection = start_thread(load, make_config())
+    assert receive(connection) == board.report
+    assert isinstance(receive(connection), EngineReady)
+    board.set_lane("npu", "open", "fine", "npu from 8")
+    told = receive(connection)
+    assert isinstance(told, DeviceReport)
+    assert (told.lanes[0], told.plan) == (LaneReport("npu", "open", "fine"), "npu from 8")
+    assert generate(connection) == expected_tokens(make_request("r", [1, 2, 3], 4), 64)[0]
+    connection.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    board.set_lane("npu", "closed", "nobody hears it")
 
 
 def test_an_engine_ends_when_the_connection_closes() -> None:

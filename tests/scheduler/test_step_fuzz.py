@@ -17,6 +17,7 @@ from scheduler.messages import FinishReason, GenerationRequest, Priority, StepOu
 from scheduler.sequence import Sequence
 from tests.fakes import (
     FakeSampler,
+    NextToken,
     Rig,
     ScriptedRunner,
     chain,
@@ -68,7 +69,9 @@ class Scenario:
 
 
 @st.composite
-def requests(draw: st.DrawFn, index: int, max_tokens_in_pool: int) -> GenerationRequest:
+def requests(
+    draw: st.DrawFn, index: int, max_tokens_in_pool: int, next_token: NextToken
+) -> GenerationRequest:
     """Prompts share long prefixes; none is larger than the pool."""
     limit = min(MAX_MODEL_LEN, max_tokens_in_pool)
     shared = draw(st.sampled_from([[1] * limit, [*range(limit)], []]))
@@ -88,7 +91,7 @@ def requests(draw: st.DrawFn, index: int, max_tokens_in_pool: int) -> Generation
     resumed: tuple[int, ...] = ()
     if max_tokens > 2 and draw(st.booleans()):
         alone = GenerationRequest("alone", tuple(prompt), sampling)
-        tokens, _ = expected_tokens(alone, MAX_MODEL_LEN)
+        tokens, _ = expected_tokens(alone, MAX_MODEL_LEN, next_token)
         resumed = tuple(tokens[: min(2, len(tokens) - 1)])
     return GenerationRequest(
         f"r{index}",
@@ -102,7 +105,7 @@ def requests(draw: st.DrawFn, index: int, max_tokens_in_pool: int) -> Generation
 
 
 @st.composite
-def scenarios(draw: st.DrawFn) -> Scenario:
+def scenarios(draw: st.DrawFn, next_token: NextToken = hashed_next_token) -> Scenario:
     num_blocks = draw(st.integers(5, 16))
     max_num_seqs = draw(st.integers(1, 5))
     overrides: dict[str, Any] = {
@@ -123,7 +126,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         arrives_at = draw(st.integers(0, 25))
         leaves_after = draw(st.none() | st.none() | st.none() | st.integers(0, 15))
         leaves_at = None if leaves_after is None else arrives_at + leaves_after
-        visits.append(Visit(draw(requests(index, num_blocks * BLOCK)), arrives_at, leaves_at))
+        visits.append(
+            Visit(draw(requests(index, num_blocks * BLOCK, next_token)), arrives_at, leaves_at)
+        )
     faults = draw(st.sets(st.integers(0, 60), max_size=4))
     return Scenario(overrides, visits, faults, draw(st.integers(0, 3)), draw(st.floats(0, 2)))
 
@@ -131,7 +136,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 def play(scenario: Scenario) -> Rig:
     runner = ScriptedRunner(raise_at={n: RuntimeError("injected") for n in scenario.faults})
     proposer = HalfRightProposer(scenario.max_drafts)
-    rig = make_rig(proposer, runner, **scenario.overrides)
+    return play_on(make_rig(proposer, runner, **scenario.overrides), scenario)
+
+
+def play_on(rig: Rig, scenario: Scenario) -> Rig:
     for step in range(5000):
         for visit in scenario.visits:
             if visit.arrives_at == step:
@@ -154,8 +162,13 @@ def step_with_progress(rig: Rig) -> None:
     assert (rig.runner.num_executed > num_before) == (num_unfinished > 0)
 
 
-def check_text(scenario: Scenario, visit: Visit, outputs: list[StepOutput]) -> None:
-    expected, expected_reason = expected_tokens(visit.request, MAX_MODEL_LEN)
+def check_text(
+    scenario: Scenario,
+    visit: Visit,
+    outputs: list[StepOutput],
+    next_token: NextToken = hashed_next_token,
+) -> None:
+    expected, expected_reason = expected_tokens(visit.request, MAX_MODEL_LEN, next_token)
     tokens = [token for output in outputs for token in output.new_token_ids]
     last = outputs[-1]
     assert all(output.finish_reason is None for output in outputs[:-1])
@@ -169,23 +182,28 @@ def check_text(scenario: Scenario, visit: Visit, outputs: list[StepOutput]) -> N
         assert (tokens, last.finish_reason) == (expected, expected_reason)
 
 
-def check_logprobs(request: GenerationRequest, outputs: list[StepOutput]) -> None:
+def check_logprobs(
+    request: GenerationRequest,
+    outputs: list[StepOutput],
+    next_token: NextToken = hashed_next_token,
+) -> None:
     """Each token's logprobs are those of its own prefix, however it was computed."""
     tokens = [*request.prompt_token_ids, *request.resumed_token_ids]
     for output in outputs:
         if output.prompt_logprobs is not None:
-            scored = [score(tokens[:i], tokens[i], 1) for i in range(1, len(tokens))]
+            scored = [score(tokens[:i], tokens[i], 1, next_token) for i in range(1, len(tokens))]
             num_scored = len(request.prompt_token_ids) - 1
             assert list(output.prompt_logprobs) == [None, *scored[:num_scored]]
         for index, token in enumerate(output.new_token_ids):
             if request.sampling.logprobs is not None:
                 assert output.logprobs is not None
-                assert output.logprobs[index] == score(tokens, token, request.sampling.logprobs)
+                num_top = request.sampling.logprobs
+                assert output.logprobs[index] == score(tokens, token, num_top, next_token)
             tokens.append(token)
 
 
-def score(prefix: list[int], token_id: int, num_top: int) -> object:
-    logits = ScriptedRunner().logits_of(tuple(prefix))[None]
+def score(prefix: list[int], token_id: int, num_top: int, next_token: NextToken) -> object:
+    logits = ScriptedRunner(next_token=next_token).logits_of(tuple(prefix))[None]
     return FakeSampler().score(logits, 0, token_id, num_top)
 
 

@@ -4,6 +4,9 @@ import logging
 
 import pytest
 
+from engine.batch import Batch, Float32Array
+from engine.errors import DeviceUnavailable
+from engine.lane_usage import LaneUsage, Usage
 from scheduler.messages import FinishReason
 from scheduler.sequence import Sequence
 from tests.fakes import Rig, expected_tokens, hashed_next_token, make_request, make_rig
@@ -53,6 +56,47 @@ def test_a_device_that_is_gone_fails_every_sequence_and_not_the_loop() -> None:
     assert rig.reason("later") is FinishReason.LENGTH
 
 
+def test_without_its_only_device_a_step_is_refused_at_once_with_the_reason() -> None:
+    rig = make_rig()
+    rig.runner.raise_at = {1: DeviceUnavailable("the NPU is closed: SSR")}
+    add_three(rig, [1], [2])
+    rig.step()
+    rig.step()
+    for name in ("r0", "r1"):
+        end = rig.outputs[name][-1]
+        assert (end.finish_reason, end.error) == (
+            FinishReason.UNAVAILABLE,
+            "the NPU is closed: SSR",
+        )
+    assert rig.runner.num_executed == 2, "it has waited already: nothing is tried again"
+    assert not rig.worker.has_work
+    rig.worker.add(make_request("later", [1], 5))
+    rig.run()
+    assert rig.tokens("later") == expected_tokens(make_request("x", [1], 5), 64)[0]
+
+
+def test_a_sequence_says_which_devices_worked_for_it() -> None:
+    rig = make_rig()
+    devices = iter([("cpu",), ("npu", "cpu"), ("npu",), ("npu",), ("npu",), ("npu",)])
+    lanes = (LaneUsage("npu", 3), LaneUsage("cpu", 2))
+    rig.worker._usage = lambda: Usage(rig.runner.devices, lanes)  # type: ignore[attr-defined]
+    execute = rig.runner.execute
+
+    def execute_somewhere(batch: Batch) -> Float32Array:
+        rig.runner.devices = next(devices)  # type: ignore[attr-defined]
+        return execute(batch)
+
+    rig.runner.execute = execute_somewhere  # type: ignore[method-assign]
+    rig.worker.add(make_request("early", [1], 3))
+    result = rig.worker.step()
+    assert (result.stats.devices, result.stats.lanes) == (("cpu",), lanes)
+    rig.step()
+    rig.worker.add(make_request("late", [2], 2))
+    rig.run()
+    assert rig.outputs["early"][-1].devices == ("cpu", "npu")
+    assert rig.outputs["late"][-1].devices == ("npu",)
+
+
 def test_a_refused_request_ends_with_the_reason_and_costs_no_execution() -> None:
     rig = make_rig()
     rig.worker.add(make_request("r", [1] * 100))
@@ -97,8 +141,20 @@ def test_drafts_stay_within_the_token_budget_of_the_step() -> None:
     for index in range(4):
         rig.worker.add(make_request(f"r{index}", [index], 12))
     rig.run()
-    assert max(rig.runner.batch_sizes) == 6
+    assert max(rig.runner.batch_sizes) == 7
     assert rig.scheduler.totals.failed_steps == 0
+
+
+def test_drafts_leave_prompts_their_share_of_the_step() -> None:
+    rig = make_rig(proposer=Oracle(), max_num_batched_tokens=8, max_prefill_tokens_with_decodes=5)
+    rig.worker.add(make_request("a", [1], 30))
+    rig.step()
+    rig.step()
+    rig.worker.add(make_request("b", [*range(20)], 1))
+    for _ in range(4):
+        rig.step()
+    assert rig.runner.batch_sizes[-4:] == [8, 8, 8, 8]
+    assert rig.reason("b") is FinishReason.LENGTH
 
 
 def test_drafts_are_not_computed_past_the_end_that_is_known() -> None:

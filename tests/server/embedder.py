@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import WordPiece
 
 from engine.architectures.encoder import EncoderConfig
+from engine.device_board import DeviceReport
 from scheduler.messages import (
     EmbedRequest,
     EmbedResult,
@@ -57,7 +59,9 @@ def word_tokenizer() -> EncoderTokenizer:
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_special_tokens([AddedToken(word) for word in WORDS[:4]])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
     )
     tokenizer.enable_padding()
     tokenizer.enable_truncation(3)
@@ -73,10 +77,13 @@ def vectors_of(inputs: Sequence[Sequence[int]]) -> Float32Array:
 
 
 class FakeEmbeddingEngine:
-    """Answers at once, or raises `failure`; with `gate`, when that is set."""
+    """Answers at once, or raises `failure`; with `gate`, when that is set. `gives_logits`: of a
+    pair, how often a and b are in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gives_logits: bool = False) -> None:
+        self.gives_logits = gives_logits
         self.info = INFO
+        self.devices: DeviceReport | None = None
         self.state = EngineState.READY
         self.state_detail = ""
         self.stats = StepStats()
@@ -95,6 +102,9 @@ class FakeEmbeddingEngine:
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
+        if self.gives_logits:
+            counts = [[ids.count(A) + ids.count(B)] for ids in request.inputs]
+            return np.array(counts, np.float32)
         return vectors_of(request.inputs)
 
 
@@ -110,6 +120,15 @@ def embedder(engine: FakeEmbeddingEngine | None = None, **changes: Any) -> Serve
         "aliases": ("text-embedding-3-small",),
     }
     return ServedEmbedder(**(values | changes))
+
+
+def cross_encoder(engine: FakeEmbeddingEngine | None = None) -> ServedEmbedder:
+    return embedder(
+        engine or FakeEmbeddingEngine(gives_logits=True),
+        name="pairs",
+        config=replace(CONFIG, pair_separator=SEP),
+        aliases=(),
+    )
 
 
 def app_with_both(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from engine.architectures.config import ModelConfig
+from engine.device_board import DeviceReport
 from engine.logprobs import TokenLogprobs
 from scheduler.messages import EngineInfo, FinishReason, GenerationRequest, StepOutput, StepStats
 from server.engine_state import EngineState
@@ -15,6 +15,7 @@ from server.prompt import PromptRenderer
 from server.served_embedder import ServedEmbedder
 from server.served_model import ServedModel
 from server.tokenizer import Tokenizer
+from tests.model_configs import make_config
 from tests.server.byte_tokenizer import CHATML, IM_END, VOCAB_SIZE, byte_tokenizer
 
 INFO = EngineInfo(
@@ -31,23 +32,7 @@ INFO = EngineInfo(
     kv_bytes=1,
     max_num_seqs=8,
 )
-CONFIG = ModelConfig(
-    architecture="llama",
-    num_layers=1,
-    hidden_size=8,
-    intermediate_size=8,
-    num_heads=1,
-    num_kv_heads=1,
-    head_size=8,
-    vocab_size=VOCAB_SIZE + 5,
-    context_length=512,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    tied_embeddings=True,
-    bos_token_id=None,
-    eos_token_ids=(IM_END,),
-    add_bos=False,
-)
+CONFIG = make_config(vocab_size=VOCAB_SIZE + 5, context_length=512, eos_token_ids=(IM_END,))
 
 Script = Callable[[GenerationRequest], Sequence[int]]
 
@@ -64,6 +49,8 @@ class FakeEngine:
         self.tokens_per_step = tokens_per_step
         self.cached_tokens = cached_tokens
         self.info: EngineInfo | None = INFO
+        self.devices: DeviceReport | None = None
+        self.used_devices: tuple[str, ...] = ()
         self.state = EngineState.READY
         self.state_detail = ""
         self.stats = StepStats(num_blocks=64, num_free_blocks=60)
@@ -154,6 +141,7 @@ class FakeStream:
             self._logprobs(new),
             self._prompt_logprobs() if start == 0 else None,
             self._engine.cached_tokens,
+            devices=self._engine.used_devices,
         )
 
     def _finish(self) -> None:
@@ -197,6 +185,9 @@ class FakeRegistry:
     def get_embedder(self, name: str | None) -> ServedEmbedder:
         raise UnknownModel(str(name), [model.name for model in self._models])
 
+    def get_reranker(self, name: str | None) -> ServedEmbedder:
+        return self.get_embedder(name)
+
     def embedders(self) -> Sequence[ServedEmbedder]:
         return ()
 
@@ -213,6 +204,7 @@ def served(
     tokenizer: Tokenizer | None = None,
     max_model_len: int = 512,
     output_format: OutputFormat | None = None,
+    schema_in_prompt: bool = True,
 ) -> ServedModel:
     tokenizer = tokenizer or byte_tokenizer()
     return ServedModel(
@@ -226,4 +218,5 @@ def served(
         quantization="q4",
         aliases=("gpt-4o",),
         output_format=output_format or OutputFormat(),
+        schema_in_prompt=schema_in_prompt,
     )

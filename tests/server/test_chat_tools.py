@@ -173,7 +173,7 @@ def test_with_tool_choice_none_the_prompt_has_no_tools() -> None:
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"functions": [{"name": "f"}]}, "functions"),  # beside tools
         ({"function_call": {"name": "f"}}, "function_call"),
     ],
 )
@@ -337,5 +337,71 @@ def test_reasoning_can_be_left_out() -> None:
 def test_the_tokens_of_a_thought_are_counted(tokens_per_step: int) -> None:
     app = app_with(engine("<think>hm</think>yes", tokens_per_step), output_format=THINKS)
     usage = chat(app).json()["usage"]
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": len("<think>hm</think>")}
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == len("<think>hm</think>")
     assert usage["completion_tokens"] == len("<think>hm</think>yes") + 1
+
+
+OLD = [tool["function"] for tool in TOOLS]
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 5])
+def test_old_clients_get_calls_in_their_form(tokens_per_step: int) -> None:
+    app = app_with(engine(CALL, tokens_per_step))
+    (choice,) = chat(app, functions=OLD, function_call="auto").json()["choices"]
+    call = {"name": "get_time", "arguments": ARGUMENTS}
+    assert choice["finish_reason"] == "function_call"
+    assert (choice["message"]["content"], choice["message"]["function_call"]) == (None, call)
+    assert "tool_calls" not in choice["message"]
+    chunks = events(chat(app, functions=OLD, stream=True))[:-1]
+    deltas = [
+        c["delta"]["function_call"]
+        for x in chunks
+        for c in x["choices"]
+        if "function_call" in c["delta"]
+    ]
+    assert deltas[0] == {"name": "get_time", "arguments": ""}
+    assert "".join(delta["arguments"] for delta in deltas) == ARGUMENTS
+    assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
+
+
+def test_old_clients_get_text_as_ever() -> None:
+    (choice,) = chat(app_with(engine("hello")), functions=OLD).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("hello", "stop")
+    assert "function_call" not in choice["message"]
+
+
+def test_a_function_that_old_clients_name_is_enforced_and_told() -> None:
+    model = engine(CALL)
+    chat(app_with(model), functions=OLD, function_call={"name": "get_time"})
+    assert model.requests[0].grammar
+    told = bytes(i for i in model.requests[0].prompt_token_ids if i < 256)
+    assert b'"name": "get_time"' in told
+
+
+def test_a_whole_conversation_of_an_old_client_is_understood() -> None:
+    model = engine("It is noon.")
+    messages = [
+        *HI,
+        {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}},
+        {"role": "function", "name": "now", "content": "12:00"},
+    ]
+    answer = chat(app_with(model), messages=messages, functions=OLD).json()
+    assert answer["choices"][0]["message"]["content"] == "It is noon."
+    assert b"12:00" in bytes(i for i in model.requests[0].prompt_token_ids if i < 256)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"functions": OLD, "function_call": "required"}, "function_call"),
+        ({"functions": OLD, "function_call": {"name": "nope"}}, "function_call.name"),
+        ({"functions": [{"name": "f", "parameters": 3}]}, "functions[0].parameters"),
+        ({"functions": [3]}, "functions[0]"),
+        ({"functions": OLD, "tools": TOOLS}, "functions"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_fields_of_old_clients(fields: dict[str, Any], param: str) -> None:
+    error = error_of(chat(app_with(engine("a")), **fields))
+    assert error["param"] == param
+    assert "tool" not in error["message"] or "tools" in fields

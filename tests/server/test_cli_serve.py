@@ -47,7 +47,7 @@ def test_an_unknown_config_key_is_one_line(
     [
         ("--kv-memory", "lots", "--kv-memory must be"),
         ("--threads", "0", "--threads must be"),
-        ("--kv-format", "fp8", "--kv-format must be one of f32, int8, int4"),
+        ("--kv-format", "fp8", "--kv-format must be one of auto, f32, int8"),
         ("--device", "gpu", "--device must be one of auto, cpu, npu"),
         ("--max-model-len", "1", "--max-model-len must be"),
         ("--port", "70000", "--port must be an integer from 0 to 65535"),

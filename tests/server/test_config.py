@@ -57,7 +57,8 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
         ("[server]\nkv_memory = 1", "did you mean 'engine.kv_memory'?"),
         ("port = 1", "did you mean 'server.port'?"),
         ("[serverr]\nport = 1", "did you mean 'server'?"),
-        ("[zzzzqqq]", "tables are server, models, engine, scheduler"),
+        ("[models]\ntool_parsers = { m = 'x' }", "a table with values of generic, hermes"),
+        ("[zzzzqqq]", "tables are server, models, engine, npu, scheduler"),
     ],
 )
 def test_unknown_keys_are_named_with_the_nearest_known_one(
@@ -74,7 +75,11 @@ def test_unknown_keys_are_named_with_the_nearest_known_one(
         ("port", 65536, "--port must be an integer from 0 to 65535; it is 65536"),
         ("port", True, "--port must be an integer from 0 to 65535; it is True"),
         ("host", 1, "--host must be a string; it is 1"),
-        ("kv_format", "int3", "--kv-format must be one of f32, int8, int4; it is 'int3'"),
+        (
+            "kv_format",
+            "int3",
+            "--kv-format must be one of auto, f32, int8, int8k4v, int4; it is 'int3'",
+        ),
         ("threads", 0, '--threads must be "auto" or an integer from 1 to 1024; it is 0'),
         ("threads", "many", '--threads must be "auto" or an integer from 1 to 1024; it is'),
         ("kv_memory", "2 gallons", '--kv-memory must be "auto" or a size such as "2GiB"'),

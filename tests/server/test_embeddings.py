@@ -13,10 +13,12 @@ import pytest
 from fastapi import FastAPI
 
 from server import limits
+from server.app import create_app
 from server.encoder_tokenizer import EncoderTokenizer
 from server.engine_state import EngineState
 from server.errors import EngineUnavailable, GenerationFailed, QueueFull
 from server.http_settings import HttpSettings
+from server.model_registry import ServedModels
 from tests.server.embedder import (
     CLS,
     SEP,
@@ -25,6 +27,7 @@ from tests.server.embedder import (
     C,
     FakeEmbeddingEngine,
     app_with_both,
+    embedder,
     vectors_of,
     word_tokenizer,
 )
@@ -298,3 +301,42 @@ def test_a_client_that_leaves_ends_the_work() -> None:
 
         asyncio.run(leave())
     assert engine.num_cancelled == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "ids", "names"),
+    [
+        ({}, [CLS, A, B, SEP], ["[CLS]", "a", "b", "[SEP]"]),
+        ({"add_special_tokens": False}, [A, B], ["a", "b"]),
+    ],
+    ids=str,
+)
+def test_tokenize_tells_what_an_encoder_sees(
+    fields: dict[str, Any], ids: list[int], names: list[str]
+) -> None:
+    body = {"model": "counts", "prompt": "a b", "return_token_strs": True, **fields}
+    answer = post(app_with_both(), "/tokenize", body).json()
+    assert answer == {"count": len(ids), "max_model_len": 16, "tokens": ids, "token_strs": names}
+    back = post(app_with_both(), "/detokenize", {"model": "counts", "tokens": ids}).json()
+    assert back == {"prompt": " ".join(names)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/tokenize", {}, "prompt"),
+        ("/detokenize", {"tokens": [8]}, "tokens"),
+    ],
+)
+def test_tokenize_refuses_what_an_encoder_does_not_take(
+    path: str, body: dict[str, Any], param: str
+) -> None:
+    response = post(app_with_both(), path, {"model": "counts", **body})
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+def test_tokenize_without_a_model_asks_the_one_that_writes_or_else_the_encoder() -> None:
+    assert post(app_with_both(), "/tokenize", {"prompt": "a"}).json()["tokens"] == [97]
+    alone = create_app(ServedModels(embedder()))
+    assert post(alone, "/tokenize", {"prompt": "a"}).json()["tokens"] == [CLS, A, SEP]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -126,6 +127,28 @@ def test_the_queue_holds_exactly_seats_plus_queue_and_refuses_the_rest_with_numb
             client.generate(request(f"again{i}"))
         with pytest.raises(QueueFull):
             client.generate(request("one too many"))
+
+    run_with(silent_engine, check)
+
+
+def test_what_goes_on_with_an_answer_is_let_in_when_full_and_while_draining() -> None:
+    async def check(client: EngineClient, launcher: ThreadLauncher) -> None:
+        for i in range(5):
+            client.generate(request(f"r{i}"))
+        resumed = replace(request("r0-answer"), resumed_token_ids=(1,))
+        stream = client.generate(resumed)
+        assert client.num_unfinished == 6
+        with pytest.raises(QueueFull):
+            client.generate(request("one too many"))
+        await stream.aclose()
+        drain = asyncio.create_task(client.drain(0.01))
+        await asyncio.sleep(0)
+        assert client.state is EngineState.DRAINING
+        stream = client.generate(resumed)
+        with pytest.raises(EngineUnavailable):
+            client.generate(request("too late"))
+        await drain
+        assert (await anext(stream)).finish_reason is FinishReason.ERROR
 
     run_with(silent_engine, check)
 

@@ -127,6 +127,21 @@ def test_the_clients_request_id_comes_back_if_it_is_sane() -> None:
     assert odd.startswith("req_")
 
 
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/models", 200), ("/health", 200), ("/", 200), (CHAT, 405)]
+)
+def test_head_is_get_without_its_body(path: str, status: int) -> None:
+    app = app_of(FakeEngine(saying("a")))
+    head, get = send(app, "HEAD", path), send(app, "GET", path)
+    assert (head.status_code, head.content) == (status, b"")
+    assert head.headers["content-length"] == get.headers["content-length"]
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+def test_head_needs_a_key_as_get_does() -> None:
+    assert send(app_of(FakeEngine(saying("a")), KEYS), "HEAD", "/v1/models").status_code == 401
+
+
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/nope"), ("GET", CHAT), ("PUT", "/live")])
 def test_the_frameworks_own_errors_have_openais_shape(method: str, path: str) -> None:
     response = send(app_of(FakeEngine(saying("a"))), method, path)

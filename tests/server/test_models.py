@@ -127,7 +127,7 @@ def test_the_engine_process_is_told_what_the_configuration_says() -> None:
     flags = {"threads": 3, "kv_memory": "1MiB", "max_model_len": 99, "aging_s": 4, "device": "cpu"}
     spec = engine_spec(Path("bundle"), load_config(flags=flags))
     assert (spec.num_threads, spec.kv_memory_bytes, spec.max_model_len) == (3, 1024**2, 99)
-    assert (spec.aging_s, spec.device, spec.kv_format) == (4.0, "cpu", "int8")
+    assert (spec.aging_s, spec.device, spec.kv_format) == (4.0, "cpu", "auto")
     detected = engine_spec(Path("bundle"), load_config())
     assert detected.num_threads >= 1
     assert detected.kv_memory_bytes >= 64 * 1024**2

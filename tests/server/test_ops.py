@@ -1,6 +1,9 @@
 import pytest
 
-from scheduler.messages import StepStats
+from engine.device_board import DeviceReport, LaneReport
+from engine.lane_usage import LaneUsage
+from engine.version import own_version
+from scheduler.messages import FinishReason, StepStats
 from server.app import create_app
 from server.engine_state import EngineState
 from server.metrics import Metrics
@@ -122,8 +125,88 @@ def test_metrics_count_what_engine_and_clients_saw() -> None:
     assert sample(text, "e2e_request_latency_seconds_count", **model) == 1
 
 
+REPORT = DeviceReport(
+    "npu",
+    "a Hexagon was found",
+    (LaneReport("npu", "closed", "SSR; tried again in 4 s"), LaneReport("cpu", "open")),
+    "middle: npu from 8",
+)
+
+
+def test_health_says_what_each_device_does_and_why() -> None:
+    engine = FakeEngine(saying("a"))
+    assert send(app_of(engine), "GET", "/health").json()["models"]["fake/model"]["devices"] is None
+    engine.devices = REPORT
+    engine.stats = StepStats(lanes=(LaneUsage("npu", 5, 40, 1, 900), LaneUsage("cpu", 2, 3)))
+    health = send(app_of(engine), "GET", "/health").json()["models"]["fake/model"]
+    assert health["devices"]["lanes"][0] == {
+        "name": "npu", "state": "closed", "detail": "SSR; tried again in 4 s"
+    }  # fmt: skip
+    assert health["devices"]["plan"] == "middle: npu from 8"
+    assert health["lanes"][0] == {
+        "name": "npu", "num_steps": 5, "num_tokens": 40, "num_faults": 1, "copied_bytes": 900
+    }  # fmt: skip
+
+
+def test_metrics_count_what_each_device_did() -> None:
+    metrics, engine = Metrics(), FakeEngine(saying("a"))
+    engine.devices = REPORT
+    app = create_app(FakeRegistry(served(engine)), metrics=metrics)
+    for steps in (3, 7, 2):  # the third is of an engine that was started again
+        lanes = (LaneUsage("npu", steps, 10 * steps, 1, 100 * steps), LaneUsage("cpu", 1, 1))
+        metrics.observe_step("fake/model", StepStats(total_steps=steps, lanes=lanes))
+    text = send(app, "GET", "/metrics").text
+    npu = {"model_name": "fake/model", "lane": "npu"}
+    assert sample(text, "lane_steps_total", **npu) == 9
+    assert sample(text, "lane_tokens_total", **npu) == 90
+    assert sample(text, "lane_faults_total", **npu) == 2
+    assert sample(text, "lane_copied_bytes_total", **npu) == 900
+    assert sample(text, "lane_open", **npu) == 0
+    assert sample(text, "lane_open", model_name="fake/model", lane="cpu") == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "used", "whole", "stream"),
+    [
+        ("open", ("npu", "cpu"), "npu,cpu", "npu"),
+        ("closed", ("cpu",), "cpu", "cpu"),
+        ("opening", ("cpu", "npu"), "cpu,npu", "cpu"),
+        ("open", (), "npu", "npu"),
+    ],
+)
+def test_the_header_names_the_devices_that_ran_the_request(
+    state: str, used: tuple[str, ...], whole: str, stream: str
+) -> None:
+    engine = FakeEngine(saying("abc"))
+    lanes = (LaneReport("npu", state), LaneReport("cpu", "open"))
+    engine.devices, engine.used_devices = DeviceReport("npu", "found", lanes), used
+    app = app_of(engine)
+    assert chat(app).headers["x-hexlm-device"] == whole
+    assert chat(app, stop="b").headers["x-hexlm-device"] == whole
+    assert chat(app, stream=True).headers["x-hexlm-device"] == stream
+    response = post(app, "/v1/responses", {"model": "fake/model", "input": "hi"})
+    assert response.headers["x-hexlm-device"] == whole
+
+
+def test_a_request_without_its_only_device_is_a_503_with_the_reason() -> None:
+    engine = FakeEngine(saying("abc"))
+    engine.fail_after, engine.ends_early = 1, FinishReason.UNAVAILABLE
+    response = chat(app_of(engine))
+    assert response.status_code == 503
+    assert error_of(response)["message"] == "the scripted error."
+    assert int(response.headers["retry-after"]) > 0
+
+
 def test_totals_of_a_restarted_engine_are_added_to_the_old_ones() -> None:
     metrics = Metrics()
     for total in (5, 8, 2, 3):
         metrics.observe_step("m", StepStats(total_generated_tokens=total))
     assert sample(metrics.render().decode(), "generation_tokens_total", model_name="m") == 11
+
+
+def test_the_root_says_what_this_is_and_every_address_in_it_works() -> None:
+    app = app_of(FakeEngine(saying("a")))
+    root = send(app, "GET", "/").json()
+    assert (root.pop("name"), root.pop("version")) == ("hexlm", own_version())
+    assert root.pop("api") == "/v1"
+    assert {send(app, "GET", path).status_code for path in root.values()} == {200}

@@ -1,6 +1,7 @@
 """Bodies over HTTP: what is accepted, what is refused, and with which `param`."""
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -90,10 +91,15 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
         ("tools", [{}] * 10_000),
         ("tool_choice", "required"),
         ("guided_whitespace_pattern", r"\s*"),
-        ("functions", [{"name": "f"}]),
+        ("functions", "x"),
+        ("functions[0].name", [{"name": "a b"}]),
+        ("function_call", {"name": "f"}),
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
-        ("prediction", {"type": "content", "content": "x"}),
+        ("prediction.type", {"type": "audio", "content": "x"}),
+        ("prediction.content", {"type": "content"}),
+        ("moderation", {"model": "omni-moderation-latest"}),
+        ("verbosity", "low"),
         ("web_search_options", {"search_context_size": "low"}),
         ("stream_options", {"include_usage": True}),
     ],
@@ -101,7 +107,7 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
 def test_a_known_field_that_asks_for_what_is_not_done_is_refused_by_name(
     name: str, value: Any
 ) -> None:
-    assert refused(chat(APP, **{name: value})) == name
+    assert refused(chat(APP, **{re.split(r"[.[]", name)[0]: value})) == name
 
 
 @pytest.mark.parametrize(
@@ -142,6 +148,17 @@ def test_null_is_the_same_as_leaving_a_field_out(path: str) -> None:
     assert answer.json()["choices"] == post(APP, path, base).json()["choices"]
 
 
+@pytest.mark.parametrize(
+    "content", ["hello", [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]]
+)
+def test_a_prediction_goes_to_the_engine_and_changes_nothing_else(content: Any) -> None:
+    engine = FakeEngine(saying("hi there"))
+    predicted = chat(app_of(engine), prediction={"type": "content", "content": content}).json()
+    plain = chat(app_of(engine)).json()
+    assert predicted["choices"] == plain["choices"]
+    assert [bytes(request.predicted_token_ids) for request in engine.requests] == [b"hello", b""]
+
+
 def test_unknown_and_harmless_fields_are_ignored_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -157,6 +174,8 @@ def test_unknown_and_harmless_fields_are_ignored_and_logged_once(
         "tools": [{"type": "function", "function": {"name": "f"}}],
         "response_format": {"type": "text"},
         "modalities": ["text"],
+        "verbosity": "medium",
+        "prompt_cache_key": "k",
     }
     app = app_of(FakeEngine(saying("hello")))
     with caplog.at_level("INFO", "server.validation"):

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.server.embedder import CLS, SEP, A, B, FakeEmbeddingEngine, app_with_both, vectors_of
-from tests.server.http_client import error_of, post
+from server.app import create_app
+from server.model_registry import ServedModels
+from tests.server.embedder import (
+    CLS,
+    SEP,
+    A,
+    B,
+    C,
+    FakeEmbeddingEngine,
+    app_with_both,
+    cross_encoder,
+    embedder,
+    vectors_of,
+)
+from tests.server.http_client import error_of, post, send
 
 DOCUMENTS = ["c c c", {"text": "a a b"}, "b", {"text": "a b", "title": "ignored"}]
 
@@ -86,7 +100,7 @@ def test_query_and_documents_are_embedded_in_one_request() -> None:
         ({"top_n": 0}, "top_n", "greater than or equal to 1"),
         ({"top_n": "2"}, "top_n", "integer"),
         ({"rank_fields": ["title"]}, "rank_fields", "field 'text'"),
-        ({"model": "writer"}, "model", "gives no embeddings"),
+        ({"model": "writer"}, "model", "cannot rank documents"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -101,3 +115,47 @@ def test_what_cannot_be_done_is_refused(
 def test_long_documents_can_be_cut(app: FastAPI) -> None:
     response = rerank(app, documents=["a " * 20, "b"], truncate_prompt_tokens=-1)
     assert sorted(order(response)) == [0, 1]
+
+
+def app_with_cross_encoder(engine: FakeEmbeddingEngine | None = None) -> FastAPI:
+    """Behind an embedding model, which does not rank if nobody asks it to."""
+    return create_app(ServedModels(embedder(), cross_encoder(engine)))
+
+
+def test_a_cross_encoder_reads_the_query_with_each_document() -> None:
+    engine = FakeEmbeddingEngine(gives_logits=True)
+    response = rerank(app_with_cross_encoder(engine), documents=["c", "a b", "b"])
+    assert [request.inputs for request in engine.requests] == [
+        ((CLS, A, B, SEP, C, SEP), (CLS, A, B, SEP, A, B, SEP), (CLS, A, B, SEP, B, SEP)),
+    ]
+    assert order(response) == [1, 2, 0]
+    body = response.json()
+    assert (body["model"], body["usage"]["total_tokens"]) == ("pairs", 6 + 7 + 6)
+    scores = [result["relevance_score"] for result in body["results"]]
+    assert scores == pytest.approx([1 / (1 + math.exp(-n)) for n in (4, 3, 2)])
+
+
+def test_a_document_is_cut_for_a_cross_encoder_and_a_query_never_is() -> None:
+    engine = FakeEmbeddingEngine(gives_logits=True)
+    app = app_with_cross_encoder(engine)
+    long: dict[str, Any] = {"documents": ["c " * 40]}
+    assert (
+        "the query with 'documents[0]' resulted in 45 tokens"
+        in (error_of(rerank(app, **long))["message"])
+    )
+    assert rerank(app, **long, truncate_prompt_tokens=8).status_code == 200
+    assert engine.requests[-1].inputs == ((CLS, A, B, SEP, C, C, C, SEP),)
+    refused = rerank(app, query="a " * 40, documents=["c"], truncate_prompt_tokens=-1)
+    assert error_of(refused)["code"] == "context_length_exceeded"
+
+
+def test_a_cross_encoder_gives_no_embeddings_and_says_what_it_is() -> None:
+    app = app_with_cross_encoder()
+    refused = error_of(post(app, "/v1/embeddings", {"model": "pairs", "input": "a"}))
+    assert "scores documents for a query and gives no embeddings" in refused["message"]
+    chat = {"model": "pairs", "messages": [{"role": "user", "content": "a"}]}
+    assert "is a cross-encoder" in error_of(post(app, "/v1/chat/completions", chat))["message"]
+    listed = send(app, "GET", "/v1/models/pairs").json()
+    assert (listed["kind"], listed["dimensions"]) == ("rerank", None)
+    assert rerank(app, model="counts").json()["model"] == "counts"
+    assert post(app, "/v1/embeddings", {"input": "a"}).json()["model"] == "counts"

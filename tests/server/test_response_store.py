@@ -3,6 +3,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.response_log import ResponseLog
 from server.response_store import ResponseStore
 
 
@@ -78,3 +79,16 @@ def test_the_bounds_hold_after_every_step(steps: list[tuple[int, int, bool]]) ->
             store.put("", response(number, "x" * size), [])
         assert len(store) == len(kept(store, 6)) <= 3
         assert 0 <= store.num_bytes <= 8_000
+
+
+def test_the_events_of_a_response_stay_with_it_and_are_counted() -> None:
+    store, log = ResponseStore(10, 100_000), ResponseLog()
+    store.put("a", response(1), [], in_progress=True, log=log)
+    empty = store.num_bytes
+    log.append([b"x" * 5_000])
+    store.put("a", response(1), [])
+    stored = store.get("a", response(1)["id"])
+    assert stored is not None and stored.log is log
+    assert store.num_bytes == empty + 5_000
+    assert store.delete("a", response(1)["id"])
+    assert store.num_bytes == 0

@@ -4,7 +4,7 @@ import pytest
 
 from server.errors import QueueFull
 from server.http_settings import HttpSettings
-from tests.server.http_client import app_of, error_of, send
+from tests.server.http_client import app_of, error_of, post, send
 from tests.server.response_client import (
     checked_response,
     prompt_of,
@@ -178,12 +178,11 @@ def test_an_item_reference_stands_for_the_item() -> None:
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "tools[0].type"),
-        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"include": ["web_search_call.results"]}, "include[0]"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"conversation": "conv_1"}, "conversation"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "oldest"}, "truncation"),
         ({"background": True, "store": False}, "background"),
-        ({"background": True, "stream": True}, "background"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"tool_choice": "required"}, "tools"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
@@ -342,3 +341,82 @@ def test_errors_of_chat_name_the_fields_of_responses(fields: dict[str, Any], par
     assert not {"response_format", "function.name", "reasoning_effort"} & set(
         error["message"].split("'")
     )
+
+
+def turn(number: int) -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": f"question {number} " + "x" * 60},
+        {"role": "assistant", "content": f"answer {number}"},
+    ]
+
+
+def fitted(items: list[dict[str, Any]], **fields: Any) -> tuple[Any, str]:
+    engine = FakeEngine(saying("a"))
+    response = respond(app_of(engine), input=items, truncation="auto", **fields)
+    return response, prompt_of(engine) if response.status_code == 200 else ""
+
+
+@pytest.mark.parametrize("num_turns", [1, 2, 5, 6, 30])
+def test_the_oldest_turns_give_way_to_a_conversation_that_is_too_long(num_turns: int) -> None:
+    rules = {"role": "developer", "content": "the rules"}
+    turns = [item for number in range(num_turns) for item in turn(number)]
+    response, prompt = fitted([rules, *turns, *turn(99)[:1]], max_output_tokens=40)
+    body = checked_response(response.json())
+    assert (body["truncation"], body["usage"]["input_tokens"] <= 512 - 40) == ("auto", True)
+    kept = [n for n in range(num_turns) if f"question {n} " in prompt]
+    assert kept == list(range(num_turns - len(kept), num_turns))
+    assert len(kept) == min(num_turns, 3), "as many as have room"
+    assert [n for n in range(num_turns) if f"answer {n}<" in prompt.replace("\n", "<")] == kept
+    assert "the rules" in prompt and "question 99" in prompt
+
+
+def test_no_output_stays_without_its_call() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "y" * 300}
+    items = [*turn(0)[:1], call, output, *turn(1)[:1]]
+    _, prompt = fitted(items, tools=[ADD])
+    assert "question 1" in prompt
+    assert "yyy" not in prompt and "question 0" not in prompt
+
+
+@pytest.mark.parametrize(("length", "status"), [(420, 200), (600, 400)])
+def test_the_newest_turn_is_never_cut(length: int, status: int) -> None:
+    response, prompt = fitted([*turn(0), {"role": "user", "content": "z" * length}])
+    assert response.status_code == status
+    assert prompt.count("z") == (length if status == 200 else 0)
+    if status == 400:
+        assert error_of(response)["code"] == "context_length_exceeded"
+
+
+def test_everything_is_kept_for_the_next_turn() -> None:
+    app = app_of(FakeEngine(saying("a")))
+    turns = [item for number in range(9) for item in turn(number)]
+    made = respond(app, input=turns, truncation="auto").json()
+    items = send(app, "GET", f"/v1/responses/{made['id']}/input_items?limit=50").json()
+    assert len(items["data"]) == 18
+
+
+def test_without_truncation_a_long_conversation_is_refused() -> None:
+    turns = [item for number in range(9) for item in turn(number)]
+    response = respond(app_of(FakeEngine(saying("a"))), input=turns)
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("text", ["Say hello.", "x" * 900])
+def test_input_tokens_are_counted_as_they_are_used_whether_they_fit_or_not(text: str) -> None:
+    app = app_of(FakeEngine(saying("a")))
+    fields = {"input": text, "instructions": "Be brief.", "tools": [ADD]}
+    counted = post(app, "/v1/responses/input_tokens", fields).json()
+    assert counted.keys() == {"object", "input_tokens"}
+    assert counted["object"] == "response.input_tokens"
+    if len(text) < 100:
+        assert counted["input_tokens"] == respond(app, **fields).json()["usage"]["input_tokens"]
+    else:
+        assert counted["input_tokens"] > 900
+    refused = post(app, "/v1/responses/input_tokens", {"input": 3})
+    assert error_of(refused)["param"] == "input"
+
+
+def test_what_carries_thoughts_on_may_be_included() -> None:
+    fields = {"include": ["reasoning.encrypted_content"], "store": False}
+    checked_response(response_saying("a", **fields).json())

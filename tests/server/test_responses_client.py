@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import openai
 import pytest
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseCreatedEvent
 from pydantic import BaseModel
 
 from server.http_settings import HttpSettings
@@ -120,3 +120,73 @@ def test_background_responses_are_bounded() -> None:
         client.responses.cancel(made.id)
         again = client.responses.create(model=MODEL, input="Go on.", background=True)
         client.responses.cancel(again.id)
+
+
+def test_a_background_stream_is_taken_up_again_where_it_was_left() -> None:
+    with client_of(slow("hello world")) as client:
+        stream = client.responses.create(
+            model=MODEL, input="Say hello.", background=True, stream=True
+        )
+        seen = [event for event, _ in zip(stream, range(6), strict=False)]
+        stream.close()
+        assert isinstance(seen[0], ResponseCreatedEvent)
+        response_id = seen[0].response.id
+        rest = list(
+            client.responses.retrieve(
+                response_id, stream=True, starting_after=seen[-1].sequence_number
+            )
+        )
+        events = [*seen, *rest]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == (
+            "hello world"
+        )
+        last = events[-1]
+        assert last.type == "response.completed"
+        assert client.responses.retrieve(response_id) == last.response
+        again = client.responses.retrieve(response_id, stream=True)
+        assert [event.to_json() for event in again] == [event.to_json() for event in events]
+        assert list(client.responses.retrieve(response_id, stream=True, starting_after=999)) == []
+
+
+def test_leaving_a_background_stream_leaves_the_response_running() -> None:
+    engine = slow("x" * 40)
+    with client_of(engine) as client:
+        with client.responses.create(
+            model=MODEL, input="Go on.", background=True, stream=True
+        ) as stream:
+            first = next(iter(stream))
+        assert isinstance(first, ResponseCreatedEvent)
+        assert ended(client, first.response.id).output_text == "x" * 40
+        assert engine.aborted == []
+
+
+def test_a_cancelled_background_stream_ends_for_its_readers() -> None:
+    with client_of(slow("x" * 400)) as client:
+        stream = iter(
+            client.responses.create(model=MODEL, input="Go on.", background=True, stream=True)
+        )
+        first = next(stream)
+        assert isinstance(first, ResponseCreatedEvent)
+        client.responses.cancel(first.response.id)
+        last = list(stream)[-1]
+        assert last.type == "response.incomplete"
+        assert last.response.status == "cancelled"
+
+
+def test_only_what_has_its_events_kept_can_be_streamed_again() -> None:
+    with client_of(FakeEngine(saying("hello"))) as client:
+        made = client.responses.create(model=MODEL, input="Say hello.")
+        with pytest.raises(openai.BadRequestError, match="'background' and 'stream'"):
+            client.responses.retrieve(made.id, stream=True)
+        for fields in ({"starting_after": 3}, {"include_obfuscation": True}):
+            with pytest.raises(openai.BadRequestError, match=next(iter(fields))):
+                client.responses.retrieve(made.id, extra_query=fields)
+
+
+def test_the_sdk_counts_input_tokens() -> None:
+    with client_of(FakeEngine(saying("hello"))) as client:
+        counted = client.responses.input_tokens.count(model=MODEL, input="Say hello.")
+        made = client.responses.create(model=MODEL, input="Say hello.")
+        assert made.usage is not None
+        assert counted.input_tokens == made.usage.input_tokens

@@ -186,10 +186,31 @@ def test_too_little_space_is_said_with_the_numbers(
 
 def test_the_only_gguf_of_a_repository_needs_no_name() -> None:
     assert pick_file("o/r", ["README.md", "sub/m.gguf"]) == "sub/m.gguf"
-    with pytest.raises(BadSource, match="holds no .gguf file"):
-        pick_file("o/r", ["model.safetensors"])
+    with pytest.raises(BadSource, match="holds neither a .gguf file nor safetensors"):
+        pick_file("o/r", ["README.md", "pytorch_model.bin"])
     with pytest.raises(BadSource, match=r"write hf:o/r:<file> with one of: a\.gguf, b\.gguf"):
         pick_file("o/r", ["b.gguf", "a.gguf"])
+
+
+def test_the_parts_of_a_split_gguf_count_as_one_file() -> None:
+    parts = [f"q4/m-0000{n}-of-00003.gguf" for n in (3, 1, 2)]
+    assert pick_file("o/r", parts) == "q4/m-00001-of-00003.gguf"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["model.safetensors", "config.json"], "model.safetensors"),
+        (
+            ["model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json"],
+            "model.safetensors.index.json",
+        ),
+        (["weights.safetensors"], "weights.safetensors"),
+        (["model.safetensors", "m.gguf"], "m.gguf"),
+    ],
+)
+def test_without_a_gguf_the_safetensors_are_picked(files: list[str], expected: str) -> None:
+    assert pick_file("o/r", files) == expected
 
 
 @pytest.mark.parametrize(
@@ -216,4 +237,22 @@ def test_a_folder_means_its_only_gguf(tmp_path: Path) -> None:
     assert find_local_file(tmp_path) == tmp_path / "a.gguf"
     (tmp_path / "b.gguf").touch()
     with pytest.raises(BadSource, match=r"holds 2 \.gguf files: a\.gguf, b\.gguf"):
+        find_local_file(tmp_path)
+
+
+def test_all_parts_of_a_split_gguf_are_one_model(tmp_path: Path) -> None:
+    for number in (3, 1, 2):
+        (tmp_path / f"m-0000{number}-of-00003.gguf").touch()
+    assert find_local_file(tmp_path) == tmp_path / "m-00001-of-00003.gguf"
+
+
+def test_a_folder_without_a_gguf_means_its_safetensors(tmp_path: Path) -> None:
+    for name in ("weights.safetensors", "model.safetensors", "model.safetensors.index.json"):
+        (tmp_path / name).touch()
+        assert find_local_file(tmp_path) == tmp_path / name
+
+
+def test_weights_that_could_run_code_are_told_so(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(BadSource, match=r"pytorch_model\.bin, which can run code when it is read"):
         find_local_file(tmp_path)

@@ -42,7 +42,9 @@ def test_outputs_nobody_took_are_merged_into_one() -> None:
 
     [(index, step)] = asyncio.run(run())
     assert index == 0
-    assert step == MergedStep([1, 2, 9], [entry] * 3, (None,), 4, STOP, 9, None)
+    assert step == MergedStep(
+        [1, 2, 9], [entry] * 3, (None,), 4, finish_reason=STOP, stop_token_id=9
+    )
 
 
 def test_each_sequence_is_merged_for_itself() -> None:

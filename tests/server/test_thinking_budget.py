@@ -111,3 +111,17 @@ def test_a_model_that_does_not_reason_has_no_budget_and_ignores_effort() -> None
 def test_an_unknown_effort_is_refused() -> None:
     app = app_of(FakeEngine(thinker), output_format=THINKS)
     assert error_of(chat(app, reasoning_effort="huge"))["param"] == "reasoning_effort"
+
+
+def test_the_answer_is_begun_before_the_thought_is_given_up() -> None:
+    running: list[set[str]] = []
+
+    def script(request: GenerationRequest) -> list[int]:
+        running.append(set(engine.running))
+        return thinker(request)
+
+    engine = FakeEngine(script)
+    chat(app_of(engine, output_format=THINKS, template=OPENS), thinking_budget=10)
+    thought, answer = engine.requests
+    assert running[1] == {thought.request_id, answer.request_id}, "a drain must see no gap"
+    assert engine.aborted == [thought.request_id]

@@ -46,6 +46,16 @@ def test_added_tokens_are_their_literal_bytes_and_unknown_ids_are_empty() -> Non
     assert tokenizer.token_bytes(VOCAB_SIZE) == tokenizer.token_bytes(-1) == b""
 
 
+def test_the_space_marks_of_an_added_sentencepiece_token_are_spaces() -> None:
+    description = json.loads(sentencepiece_tokenizer().to_json())
+    new_id = sentencepiece_tokenizer().vocab_size
+    description["added_tokens"].append(
+        {"id": new_id, "content": "▁▁", "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": False}
+    )  # fmt: skip
+    assert Tokenizer(json.dumps(description)).token_bytes(new_id) == b"  "
+
+
 def test_bos_is_put_once_and_only_if_wanted() -> None:
     wants, does_not = byte_tokenizer(add_bos=True), byte_tokenizer()
     assert wants.encode_parsed("a") == wants.encode_parsed("<s>a") == [BOS, 97]

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from engine.architectures.config import ModelConfig
 from scheduler.policy import SchedulerConfig
 from server.engine_process import EngineLauncher, SpawnLauncher
 from server.loadable_model import LoadableModel
 from server.prompt import PromptRenderer
+from tests.model_configs import make_config
 from tests.server.byte_tokenizer import CHATML, IM_END, VOCAB_SIZE, byte_tokenizer
 from tests.server.fake_engine import run_fake_engine
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    num_layers=1,
-    hidden_size=8,
-    intermediate_size=8,
-    num_heads=1,
-    num_kv_heads=1,
-    head_size=8,
-    vocab_size=VOCAB_SIZE,
-    context_length=2048,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
-    tied_embeddings=True,
-    bos_token_id=None,
-    eos_token_ids=(IM_END,),
-    add_bos=False,
-)
+CONFIG = make_config(vocab_size=VOCAB_SIZE, context_length=2048, eos_token_ids=(IM_END,))
 
 
 def loadable(name: str, launcher: EngineLauncher, aliases: tuple[str, ...] = ()) -> LoadableModel:

@@ -1,0 +1,182 @@
+"""The CPU's own way through a step: one compiled function on a team of threads, no graphs.
+
+A `StepForm`. Faster than a lane of sessions, since no operator has to wake threads or copy
+weights, and exact for block formats that have no graph operator (`panel_matrix.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from engine.architectures.config import ModelConfig
+from engine.attention_kernel import MAX_TILE_ROWS, make_buffers
+from engine.batch import Batch, Float32Array
+from engine.embedding import Embedding
+from engine.kv_cache import PagedKVCache
+from engine.kv_format import KVFormat
+from engine.lane import LaneCounters
+from engine.panel_matrix import BLOCK_INPUTS, PANEL_OUTPUTS
+from engine.panel_tiles import TILE_ROWS
+from engine.panel_weights import PanelWeights
+from engine.step_kernel import (
+    COUNTER_WORDS,
+    COUNTERS_PER_LAYER,
+    GATED_COLUMNS,
+    GELU_TANH,
+    NUM_LAYER_PHASES,
+    SILU,
+    Buffers,
+    Numbers,
+    Pages,
+    Rows,
+    Step,
+    phase_names,
+    run_step,
+)
+from engine.team_size import TeamSize
+
+
+class KernelRunner:
+    """`max_tokens` bounds T, `max_rows` R. Not thread-safe: one per loop thread."""
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: PanelWeights,
+        embedding: Embedding,
+        cache: PagedKVCache,
+        max_tokens: int,
+        max_rows: int,
+        num_threads: int,
+    ) -> None:
+        self._weights = weights
+        self._embedding = embedding
+        self._vocab_size = config.vocab_size
+        self._num_layers = config.num_layers
+        self._team = TeamSize(num_threads)
+        self._helpers = ThreadPoolExecutor(max(1, num_threads - 1), "step")
+        self._numbers = make_numbers(config, weights, cache.kv_format)
+        self._buffers = make_step_buffers(
+            config, cache.kv_format, max_tokens, max_rows, num_threads
+        )
+        self._pages = Pages(*cache.arrays)
+        self._num_steps = self._num_tokens = 0
+        # The number of elements is what counts: it chooses the compiled form.
+        self._decode_rows = (0,) * min(config.num_heads // config.num_kv_heads, MAX_TILE_ROWS)
+        self._prefill_rows = (0,) * MAX_TILE_ROWS
+
+    @property
+    def counters(self) -> LaneCounters:
+        return LaneCounters(num_calls=self._num_steps, num_rows=self._num_tokens)
+
+    def fits(self, batch: Batch) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._helpers.shutdown()
+
+    def execute(self, batch: Batch) -> Float32Array:
+        """Logits [R, V] float32 of `batch.logits_rows`, valid until the next call.
+
+        Writes keys and values of all tokens to their slots.
+        """
+        self._num_steps += 1
+        self._num_tokens += batch.num_tokens
+        self._embedding.lookup(batch.token_ids, self._buffers.hidden[: batch.num_tokens])
+        self._buffers.sync[:] = 0
+        size = self._team.choose(batch.num_tokens)
+        started = time.perf_counter()
+        self._run(size, self._step(batch))
+        seconds = time.perf_counter() - started
+        wait = self._wait_share(size) if size > 1 else 0.0
+        self._team.record(batch.num_tokens, size, seconds / batch.num_tokens, wait)
+        return self._logits(len(batch.logits_rows))
+
+    def _run(self, num_threads: int, step: Step) -> None:
+        def work(part: int) -> None:
+            run_step(
+                part, num_threads, self._weights.model, self._numbers, step, self._pages,
+                self._buffers,
+            )  # fmt: skip
+
+        others = [self._helpers.submit(work, part) for part in range(1, num_threads)]
+        work(0)
+        for other in others:
+            other.result()
+
+    def _wait_share(self, num_threads: int) -> float:
+        """Of the last step's time, averaged over its threads."""
+        times = self._buffers.times[:num_threads, : 2 * NUM_LAYER_PHASES * self._num_layers + 1]
+        waits = (times[:, 2::2] - times[:, 1::2]).sum()
+        return float(waits / (times[:, -1] - times[:, 0]).sum())
+
+    def _step(self, batch: Batch) -> Step:
+        return Step(
+            batch.positions, batch.slot_mapping, batch.query_starts, batch.context_lens,
+            batch.block_tables, batch.logits_rows, self._decode_rows, self._prefill_rows,
+        )  # fmt: skip
+
+    def _logits(self, num_rows: int) -> Float32Array:
+        logits: Float32Array = self._buffers.logits[:num_rows, : self._vocab_size]
+        return np.ascontiguousarray(logits)
+
+
+def make_numbers(config: ModelConfig, weights: PanelWeights, kv_format: KVFormat) -> Numbers:
+    q_size, kv_size = (n * config.head_size for n in (config.num_heads, config.num_kv_heads))
+    is_full = config.query_key_norm == "full"
+    return Numbers(
+        activation=GELU_TANH if config.activation == "gelu_tanh" else SILU,
+        head_size=config.head_size,
+        q_size=q_size,
+        qk_size=q_size + kv_size,
+        q_norm_size=q_size if is_full else config.head_size,
+        k_norm_size=kv_size if is_full else config.head_size,
+        final_norm=weights.final_norm,
+        head=weights.head,
+        key_level=kv_format.keys.max_level,
+        value_level=kv_format.values.max_level,
+        epsilon=np.float32(config.rms_norm_eps),
+        residual_scale=np.float32(config.residual_scale),
+        logits_scale=np.float32(config.logits_scale),
+        logits_softcap=np.float32(config.logits_softcap),
+        attention_scale=np.float32(config.attention_scale),
+        attention_softcap=np.float32(config.attention_softcap),
+    )
+
+
+def make_step_buffers(
+    config: ModelConfig, kv_format: KVFormat, max_tokens: int, max_rows: int, num_threads: int
+) -> Buffers:
+    hidden, attended = config.hidden_size, config.num_heads * config.head_size
+    vocab = config.vocab_size + -config.vocab_size % PANEL_OUTPUTS
+    queries, attention = make_buffers(config, kv_format, max_tokens, num_threads)
+
+    def floats(num_rows: int, size: int) -> Float32Array:
+        return np.zeros((num_rows + TILE_ROWS, size), np.float32)
+
+    def rows(size: int) -> Rows:
+        num_blocks = size // BLOCK_INPUTS
+        levels = np.zeros((max_tokens + TILE_ROWS, size), np.int8)
+        return Rows(levels, floats(max_tokens, num_blocks), floats(max_tokens, num_blocks))
+
+    return Buffers(
+        sync=np.zeros((2 + COUNTERS_PER_LAYER * config.num_layers) * COUNTER_WORDS, np.int64),
+        hidden=floats(max_tokens, hidden),
+        row_hidden=floats(max_rows, hidden),
+        qkv=floats(max_tokens, config.qkv_size),
+        attended=floats(max_tokens, attended),
+        branch=floats(max_tokens, hidden),
+        entering=rows(hidden),
+        inner=rows(max(attended, config.intermediate_size)),
+        logits=floats(max_rows, vocab),
+        tiles=np.zeros((num_threads, TILE_ROWS, GATED_COLUMNS), np.float32),
+        rows=np.zeros((num_threads, hidden), np.float32),
+        queries=queries,
+        attention=attention,
+        times=np.zeros((num_threads, 2 * len(phase_names(config.num_layers)) + 1), np.int64),
+    )

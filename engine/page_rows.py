@@ -1,0 +1,60 @@
+"""Rows of keys and values into pages and out of them, for a lane whose graphs do the attention.
+
+Writing is the attention kernel's own, so pages are the same whoever filled them. Knows no devices.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.architectures.config import ModelConfig
+from engine.attention_kernel import MAX_TILE_ROWS, layer_arguments, run_part
+from engine.batch import Float32Array, Int32Array
+from engine.gather_kernel import gather_window
+from engine.kv_cache import LayerPages
+from engine.kv_format import KVFormat
+
+
+class PageRows:
+    """Not thread-safe: it has scratch memory."""
+
+    def __init__(self, config: ModelConfig, kv_format: KVFormat, max_model_len: int) -> None:
+        padded_size = kv_format.padded_size(config.head_size)
+        self._layers = layer_arguments(config, max_model_len)
+        self._levels = (kv_format.keys.max_level, kv_format.values.max_level, config.head_size)
+        self._bits = (kv_format.keys.bits, kv_format.values.bits)
+        # A group of no query heads: there are no queries in the rows.
+        self._no_queries = np.zeros((config.num_kv_heads, 1, 0, padded_size), np.float32)
+        self._scratch = np.zeros((1, 1, padded_size), np.float32)
+        self._nothing = np.zeros(0, np.int32)
+        # As long as the attention's own in a decode: the compiled form of `run_part` is the same.
+        self._rows = (0,) * min(config.num_heads // config.num_kv_heads, MAX_TILE_ROWS)
+
+    def write(
+        self, rows: Float32Array, positions: Int32Array, slots: Int32Array, pages: LayerPages
+    ) -> None:
+        """Rotates the keys of `rows` [T, 2 * KV * D] (keys, then values) and writes both."""
+        nothing = self._nothing
+        run_part(
+            0, 1, True, False, self._rows, *self._levels, positions, slots, nothing, nothing,
+            nothing.reshape(0, 0), self._no_queries, self._scratch, *self._layers[pages.layer],
+            rows, *pages.arrays, rows,
+        )  # fmt: skip
+
+    def gather(
+        self,
+        tables: Int32Array,
+        num_past: Int32Array,
+        pages: LayerPages,
+        keys: Float32Array,
+        values: Float32Array,
+    ) -> NDArray[np.bool_]:
+        """The sequences' first tokens into `keys` [KV, D, W] and `values` [KV, W, D].
+
+        `tables` [S, B] and `num_past` [S] say which. Returns [S]: whether a key or value of the
+        sequence is not finite; such tokens become zeros.
+        """
+        is_lost = np.zeros(len(num_past), np.bool_)
+        gather_window(tables, num_past, *self._bits, *pages.arrays, keys, values, is_lost)
+        return is_lost

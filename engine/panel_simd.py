@@ -1,0 +1,292 @@
+"""Integer dot products over weight panels, and what feeds them, in LLVM's own vectors.
+
+A tile is some rows of activations against one panel of 16 outputs. Activations are int8 with one
+scale per block of 32 inputs; a block's products are summed as integers, which is exact in any
+order, and the blocks are added up from the first to the last. So an output depends on its own row
+and nothing else, to the bit, whatever tile it was computed in.
+`panel_matrix.py` says how a panel lies in memory. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from engine.panel_matrix import BLOCK_INPUTS, PanelForm, PanelKind
+from engine.simd import LANES, ROUND_MAGIC, ROUND_MAGIC_BITS, Emitter, intrinsic, result_of
+
+_GROUP = 4  # inputs of one dot-product instruction, in one 32-bit lane
+_GROUPS = BLOCK_INPUTS // _GROUP
+_VECTOR_BYTES = LANES * _GROUP
+MAX_LEVEL = 127
+
+_F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_F16V, _F32V = ir.VectorType(_F16, LANES), ir.VectorType(_F32, LANES)
+_I8V, _I32V = ir.VectorType(_I8, LANES), ir.VectorType(_I32, LANES)
+_I8X16, _I32X4 = ir.VectorType(_I8, 16), ir.VectorType(_I32, 4)
+_I32X8 = ir.VectorType(_I32, 8)
+
+
+def _has(*features: str) -> bool:
+    host = llvm.get_host_cpu_features()
+    return all(host.get(feature, False) for feature in features)
+
+
+def dot_product_kind() -> str:
+    """The dot-product instruction of this machine: `avx512vnni`, `avxvnni`, `i8mm` or `none`."""
+    if _has("avx512vnni", "avx512f"):
+        return "avx512vnni"
+    if _has("avxvnni"):
+        return "avxvnni"
+    if _has("i8mm"):
+        return "i8mm"
+    return "none"
+
+
+def _ints(value: int) -> Any:
+    return ir.Constant(_I32V, [value] * LANES)
+
+
+def _call(e: Emitter, name: str, returned: Any, arguments: Sequence[Any]) -> Any:
+    function_type = ir.FunctionType(returned, [argument.type for argument in arguments])
+    function = cgutils.get_or_insert_function(e.b.module, function_type, name)
+    return e.b.call(function, list(arguments))
+
+
+def _splat(e: Emitter, scalar: Any) -> Any:
+    kind = ir.VectorType(scalar.type, LANES)
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = e.b.insert_element(undefined, scalar, ir.Constant(_I32, 0))
+    return e.b.shuffle_vector(first, undefined, _ints(0))
+
+
+def _part(e: Emitter, vector: Any, start: int, count: int) -> Any:
+    mask = ir.Constant(ir.VectorType(_I32, count), list(range(start, start + count)))
+    return e.b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
+
+
+def _join(e: Emitter, parts: Sequence[Any]) -> Any:
+    """Vectors of equal length one after another."""
+    while len(parts) > 1:
+        count = parts[0].type.count
+        mask = ir.Constant(ir.VectorType(_I32, 2 * count), list(range(2 * count)))
+        parts = [e.b.shuffle_vector(parts[i], parts[i + 1], mask) for i in range(0, len(parts), 2)]
+    return parts[0]
+
+
+def _dot(e: Emitter, kind: str, total: Any, unsigned: Any, signed: Any) -> Any:
+    """total[lane] += the sum of 4 products: bytes of `unsigned` times bytes of `signed`."""
+    if kind == "avx512vnni":
+        name = "llvm.x86.avx512.vpdpbusd.512"
+        return _call(e, name, _I32V, [total, unsigned, signed])
+    if kind == "avxvnni":
+        halves = [[_part(e, v, at, 8) for v in (total, unsigned, signed)] for at in (0, 8)]
+        name = "llvm.x86.avx512.vpdpbusd.256"
+        return _join(e, [_call(e, name, _I32X8, half) for half in halves])
+    if kind == "i8mm":
+        return _join(e, [_dot_i8mm(e, total, unsigned, signed, at) for at in range(0, LANES, 4)])
+    return _dot_plain(e, total, unsigned, signed)
+
+
+def _dot_i8mm(e: Emitter, total: Any, unsigned: Any, signed: Any, at: int) -> Any:
+    sums, u, s = (_part(e, vector, at, 4) for vector in (total, unsigned, signed))
+    arguments = [sums, e.b.bitcast(u, _I8X16), e.b.bitcast(s, _I8X16)]
+    return _call(e, "llvm.aarch64.neon.usdot.v4i32.v16i8", _I32X4, arguments)
+
+
+def _dot_plain(e: Emitter, total: Any, unsigned: Any, signed: Any) -> Any:
+    for i in range(_GROUP):
+        u = e.b.and_(e.b.lshr(unsigned, _ints(8 * i)), _ints(255))
+        s = e.b.ashr(e.b.shl(signed, _ints(24 - 8 * i)), _ints(24))
+        total = e.b.add(total, e.b.mul(u, s))
+    return total
+
+
+def _weights(e: Emitter, address: Any, bits: int) -> list[Any]:
+    """A block's 8 vectors: vector j holds inputs 4 j to 4 j + 3 of 16 outputs, unsigned bytes."""
+    if bits == 8:
+        return [e.load(address, e.i64(_VECTOR_BYTES * j), _I32V, align=1) for j in range(_GROUPS)]
+    low, high = [], []
+    for j in range(_GROUPS // 2):
+        packed = e.load(address, e.i64(_VECTOR_BYTES * j), _I32V, align=1)
+        low.append(e.b.and_(packed, _ints(0x0F0F0F0F)))
+        high.append(e.b.and_(e.b.lshr(packed, _ints(4)), _ints(0x0F0F0F0F)))
+    return low + high
+
+
+def _scale_and_minimum(e: Emitter, address: Any, form: PanelForm) -> tuple[Any, Any]:
+    """Of a block's 16 outputs, as float32: an input's weight is scale * value + minimum."""
+    at, narrow = form.values_bytes, LANES * 2
+    if form.kind is PanelKind.WIDE:
+        scale = e.load(address, e.i64(at), _F32V, align=1)
+        return scale, e.load(address, e.i64(at + LANES * 4), _F32V, align=1)
+    scale = e.b.fpext(e.load(address, e.i64(at), _F16V, align=1), _F32V)
+    if form.kind is PanelKind.MINIMUM:
+        minimum = e.load(address, e.i64(at + narrow), _F16V, align=1)
+        return scale, e.b.fpext(minimum, _F32V)
+    zero = e.load(address, e.i64(at + narrow), _I8V, align=1)
+    return scale, e.b.fneg(e.b.fmul(scale, e.b.uitofp(zero, _F32V)))
+
+
+def make_tile(form: PanelForm, kind: str) -> Any:
+    @intrinsic
+    def tile(
+        typing_context: Any, rows: Any, panel: Any, num_blocks: Any, levels: Any,
+        levels_stride: Any, scales: Any, sums: Any, scales_stride: Any, out: Any, out_stride: Any,
+    ) -> Any:  # fmt: skip
+        """out[r, 0:16] = rows of activations times a panel; `rows` is a tuple of their number.
+
+        The rest are int64 addresses, strides in bytes and a count of blocks. `levels` int8,
+        `scales` and `sums` float32 per row and block (`quantize_block`).
+        """
+        num_rows = len(rows)
+
+        def emit(e: Emitter, values: Sequence[Any]) -> None:
+            emit_tile(e, num_rows, form, kind, *values[1:])
+
+        return result_of(types.void(rows, *[types.int64] * 9), emit)
+
+    return tile
+
+
+def emit_tile(
+    e: Emitter, num_rows: int, form: PanelForm, kind: str, panel: Any, num_blocks: Any,
+    levels: Any, levels_stride: Any, scales: Any, sums: Any, scales_stride: Any, out: Any,
+    out_stride: Any,
+) -> None:  # fmt: skip
+    totals = [e.slot() for _ in range(num_rows)]
+    for total in totals:
+        e.b.store(ir.Constant(_F32V, [0.0] * LANES), total)
+    with cgutils.for_range(e.b, num_blocks) as loop:
+        block = e.b.add(panel, e.scaled(loop.index, form.block_bytes))
+        vectors = _weights(e, block, form.bits)
+        scale, minimum = _scale_and_minimum(e, block, form)
+        for r, total in enumerate(totals):
+            place = e.b.add(e.scaled(loop.index, BLOCK_INPUTS), e.scaled(levels_stride, r))
+            products = _ints(0)
+            for j, vector in enumerate(vectors):
+                group = e.load(levels, e.b.add(place, e.i64(_GROUP * j)), _I32, align=1)
+                products = _dot(e, kind, products, vector, _splat(e, group))
+            place = e.b.add(e.scaled(loop.index, 4), e.scaled(scales_stride, r))
+            by_row = e.b.fmul(scale, _splat(e, e.load(scales, place, _F32)))
+            value = e.fma(e.b.sitofp(products, _F32V), by_row, e.b.load(total))
+            value = e.fma(minimum, _splat(e, e.load(sums, place, _F32)), value)
+            e.b.store(value, total)
+    for r, total in enumerate(totals):
+        e.store(e.b.load(total), out, e.scaled(out_stride, r))
+
+
+_DOT = dot_product_kind()
+tile_4bit_zero = make_tile(PanelForm(4, PanelKind.ZERO), _DOT)
+tile_4bit_minimum = make_tile(PanelForm(4, PanelKind.MINIMUM), _DOT)
+tile_4bit_wide = make_tile(PanelForm(4, PanelKind.WIDE), _DOT)
+tile_8bit_zero = make_tile(PanelForm(8, PanelKind.ZERO), _DOT)
+tile_8bit_wide = make_tile(PanelForm(8, PanelKind.WIDE), _DOT)
+
+
+@intrinsic
+def quantize_block(typing_context: Any, x: Any, levels: Any, scale: Any, sum_: Any) -> Any:
+    """32 float32 at address x → 32 int8 levels, their scale, and scale times their sum.
+
+    A block with a NaN or an infinity gets the scale NaN, so that whatever it feeds is NaN.
+    """
+    return result_of(types.void(*[types.int64] * 4), _emit_quantize_block)
+
+
+def _emit_quantize_block(e: Emitter, arguments: Sequence[Any]) -> None:
+    x, levels, scale_at, sum_at = arguments
+    parts = [e.load(x, e.i64(LANES * 4 * i), _F32V) for i in range(2)]
+    largest, is_finite = _largest_magnitude(e, parts)
+    is_zero = e.b.fcmp_ordered("==", largest, ir.Constant(_F32, 0.0))
+    divisor = e.b.select(is_zero, ir.Constant(_F32, 1.0), largest)
+    inverse = e.splat(e.b.fdiv(ir.Constant(_F32, float(MAX_LEVEL)), divisor))
+    scale = e.b.fmul(largest, ir.Constant(_F32, 1.0 / MAX_LEVEL))
+    scale = e.b.select(is_finite, scale, ir.Constant(_F32, float("nan")))
+    total = _ints(0)
+    for i, part in enumerate(parts):
+        whole = _nearest_int(e, e.b.fmul(part, inverse))
+        total = e.b.add(total, whole)
+        e.b.store(e.b.trunc(whole, _I8V), e.pointer(levels, e.i64(LANES * i), _I8V), align=1)
+    count = _call(e, "llvm.vector.reduce.add.v16i32", _I32, [total])
+    e.store(scale, scale_at, e.i64(0))
+    e.store(e.b.fmul(e.b.sitofp(count, _F32), scale), sum_at, e.i64(0))
+
+
+def _largest_magnitude(e: Emitter, parts: Sequence[Any]) -> tuple[Any, Any]:
+    """(the largest magnitude, whether all are finite): compared as integers, NaN is the largest."""
+    bits = [e.b.and_(e.b.bitcast(part, _I32V), _ints(0x7FFFFFFF)) for part in parts]
+    larger = e.b.select(e.b.icmp_unsigned(">", *bits), *bits)
+    largest = _call(e, "llvm.vector.reduce.umax.v16i32", _I32, [larger])
+    infinity = ir.Constant(_I32, 0x7F800000)
+    return e.b.bitcast(largest, _F32), e.b.icmp_unsigned("<", largest, infinity)
+
+
+def _nearest_int(e: Emitter, x: Any) -> Any:
+    """Half to even, for magnitudes below 2 ** 22; anything for others."""
+    shifted = e.b.fadd(x, e.constant(ROUND_MAGIC, x))
+    return e.b.sub(e.b.bitcast(shifted, _I32V), _ints(ROUND_MAGIC_BITS))
+
+
+@intrinsic
+def sum_of_squares(typing_context: Any, x: Any, size: Any) -> Any:
+    """Of float32 at address x; lane by lane first, then across the lanes, in order."""
+    return result_of(types.float32(types.int64, types.int64), _emit_sum_of_squares)
+
+
+def _emit_sum_of_squares(e: Emitter, arguments: Sequence[Any]) -> Any:
+    x, size = arguments
+    slot = e.slot()
+    e.b.store(ir.Constant(_F32V, [0.0] * LANES), slot)
+    with cgutils.for_range(e.b, e.b.udiv(size, e.i64(LANES))) as loop:
+        value = e.load(x, e.scaled(loop.index, LANES * 4), _F32V)
+        e.b.store(e.fma(value, value, e.b.load(slot)), slot)
+    return e.reduce("fadd", e.b.load(slot), start=0.0)
+
+
+Elementwise = Callable[[Emitter, Any, Any], Any]
+
+
+def _make_gate(emit_gate: Elementwise) -> Any:
+    @intrinsic
+    def gate(typing_context: Any, gates: Any, ups: Any, out: Any) -> Any:
+        """out = activation(gates) * ups: 16 float32 at each address."""
+
+        def emit(e: Emitter, arguments: Sequence[Any]) -> None:
+            first, second = (e.load(at, e.i64(0), _F32V) for at in arguments[:2])
+            e.store(emit_gate(e, first, second), arguments[2], e.i64(0))
+
+        return result_of(types.void(*[types.int64] * 3), emit)
+
+    return gate
+
+
+def _sigmoid_times(e: Emitter, factor: Any, x: Any) -> Any:
+    """x / (1 + exp(-factor)), with the exponent bounded so that it neither is lost nor overflows;
+    a NaN stays one."""
+    limit = e.constant(87.0, factor)
+    negative = e.b.fneg(factor)
+    too_large = e.b.fcmp_ordered(">", negative, limit)
+    power = e.exp(e.b.select(too_large, limit, negative))
+    return e.b.fdiv(x, e.b.fadd(e.constant(1.0, power), power))
+
+
+def _silu(e: Emitter, gate: Any, up: Any) -> Any:
+    return e.b.fmul(_sigmoid_times(e, gate, gate), up)
+
+
+def _gelu_tanh(e: Emitter, gate: Any, up: Any) -> Any:
+    """0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x ** 3)."""
+    square = e.b.fmul(gate, gate)
+    inner = e.fma(square, e.constant(0.044715, gate), e.constant(1.0, gate))
+    twice_u = e.b.fmul(e.b.fmul(gate, inner), e.constant(1.5957691216057308, gate))
+    return e.b.fmul(_sigmoid_times(e, twice_u, gate), up)
+
+
+gate_silu = _make_gate(_silu)
+gate_gelu_tanh = _make_gate(_gelu_tanh)

@@ -1,0 +1,204 @@
+"""What this machine can do at most: bytes from memory and integer products per second.
+
+The two limits of Williams, Waterman and Patterson's roofline model (2009), measured with all
+threads: a streaming read of a buffer larger than the caches, and the project's own matrix tiles on
+weights that stay in a core's own caches. A step of a model can be no faster than its bytes over the
+one and its operations over the other. Knows no models.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from engine.panel_matrix import BLOCK_INPUTS, PANEL_FORMS, PANEL_OUTPUTS, PanelForm, PanelKind
+from engine.panel_tiles import TILE_ROWS, run_tile, tiles_address
+
+MIN_BUFFER_BYTES = 256 * 1024**2
+MAX_MEMORY_SHARE = 0.125
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+NUM_INPUTS = 512
+NUM_PANELS = 4
+"""Of `NUM_INPUTS` inputs: 36 KiB of 8-bit weights, which stay in a core's second cache."""
+
+FORMS = {4: PanelForm(4, PanelKind.MINIMUM), 8: PanelForm(8, PanelKind.ZERO)}
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Per second, the best of several tries with `num_threads` threads.
+
+    `operations_per_s`: by (bits of a weight, rows that share its load); multiplies and adds.
+    """
+
+    num_threads: int
+    buffer_bytes: int
+    bandwidth_bytes_per_s: float
+    operations_per_s: dict[tuple[int, int], float]
+
+    def peak(self, bits: int, num_rows: int) -> float:
+        """For a step of so many rows: the tile of one row, or that of 8."""
+        return self.operations_per_s[bits if bits in FORMS else 8, 1 if num_rows < 2 else TILE_ROWS]
+
+
+def measure_roofline(
+    num_threads: int, seconds: float = 1.0, buffer_bytes: int | None = None
+) -> Roofline:
+    """Takes about `seconds` for each of the five figures, and some more to compile them once.
+
+    Raises ValueError for fewer than one thread.
+    """
+    if num_threads < 1:
+        raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+    size = buffer_bytes or choose_buffer_bytes()
+    rates = {
+        (bits, rows): _best(num_threads, seconds, _tile_work(form, rows))
+        for bits, form in FORMS.items()
+        for rows in (1, TILE_ROWS)
+    }
+    bandwidth = _best(num_threads, seconds, _read_work(size // num_threads))
+    return Roofline(num_threads, size, bandwidth, rates)
+
+
+def choose_buffer_bytes() -> int:
+    """Twice the last cache, where the system tells its size; at most an eighth of free memory."""
+    wanted = max(MIN_BUFFER_BYTES, 2 * last_cache_bytes(_CACHES))
+    return min(wanted, int(psutil.virtual_memory().available * MAX_MEMORY_SHARE))
+
+
+def last_cache_bytes(folder: Path) -> int:
+    """The largest cache that Linux lists, 0 elsewhere."""
+    units = {"K": 1024, "M": 1024**2, "G": 1024**3}
+    sizes = [0]
+    for path in folder.glob("index*/size"):
+        text = path.read_text(encoding="ascii").strip()
+        if text[:-1].isdecimal() and text[-1] in units:
+            sizes.append(int(text[:-1]) * units[text[-1]])
+    return max(sizes)
+
+
+Work = Callable[[], float]
+"""Does some of the work without holding the interpreter, and says how much it was."""
+
+
+def _best(num_threads: int, seconds: float, make_work: Callable[[], Work]) -> float:
+    """The most per second of several short tries by all threads at once."""
+    works = [make_work() for _ in range(num_threads)]
+    for work in works:
+        work()
+    best, end_s = 0.0, time.perf_counter() + seconds
+    while best == 0.0 or time.perf_counter() < end_s:
+        best = max(best, _try_once(works))
+    return best
+
+
+def _try_once(works: list[Work]) -> float:
+    barrier = threading.Barrier(len(works))
+    spans: list[tuple[float, float, float]] = []
+
+    def run(work: Work) -> None:
+        barrier.wait()
+        begin_s = time.perf_counter()
+        amount = work()
+        spans.append((begin_s, time.perf_counter(), amount))
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    begins, ends, amounts = zip(*spans, strict=True)
+    return float(sum(amounts) / (max(ends) - min(begins)))
+
+
+def _read_work(num_bytes: int) -> Callable[[], Work]:
+    def make() -> Work:
+        buffer = np.ones(max(1, num_bytes // 8), np.int64)
+        read = _reader()
+
+        def work() -> float:
+            assert read(buffer) == len(buffer)
+            return float(buffer.nbytes)
+
+        return work
+
+    return make
+
+
+def _tile_work(form: PanelForm, num_rows: int) -> Callable[[], Work]:
+    def make() -> Work:
+        operands = TileOperands(form, num_rows)
+        repeat = _tile_repeater()
+
+        def work() -> float:
+            repeat(*operands.arguments, _REPEATS)
+            return float(operands.operations * _REPEATS)
+
+        return work
+
+    return make
+
+
+_REPEATS = 2_000
+
+
+class TileOperands:
+    """Weights and rows of ones; every output is `NUM_INPUTS` times the weight of a value of 1."""
+
+    def __init__(self, form: PanelForm, num_rows: int) -> None:
+        num_blocks = NUM_INPUTS // BLOCK_INPUTS
+        self.panels: NDArray[np.uint8] = np.zeros((NUM_PANELS, num_blocks, form.block_bytes), "u1")
+        self.panels[:, :, : form.values_bytes] = 0x11 if form.bits == 4 else 1
+        scales = np.ones(PANEL_OUTPUTS, np.float16).view(np.uint8)
+        end = form.values_bytes + len(scales)
+        self.panels[:, :, form.values_bytes : end] = scales
+        self.levels = np.ones((num_rows, NUM_INPUTS), np.int8)
+        self.scales = np.ones((num_rows, num_blocks), np.float32)
+        self.sums = np.full((num_rows, num_blocks), BLOCK_INPUTS, np.float32)
+        self.out = np.zeros((num_rows, NUM_PANELS * PANEL_OUTPUTS), np.float32)
+        self.operations = 2 * num_rows * NUM_PANELS * PANEL_OUTPUTS * NUM_INPUTS
+        self.arguments: tuple[Any, ...] = (
+            tiles_address(), PANEL_FORMS.index(form), num_rows, self.panels, self.levels,
+            self.scales, self.sums, self.out,
+        )  # fmt: skip
+
+
+def _read(buffer: Any) -> Any:
+    total = 0
+    for i in range(len(buffer)):
+        total += buffer[i]
+    return total
+
+
+def _repeat_tiles(
+    tiles: int, form: int, num_rows: int, panels: Any, levels: Any, scales: Any, sums: Any,
+    out: Any, repeats: int,
+) -> None:  # fmt: skip
+    for _ in range(repeats):
+        for panel in range(len(panels)):
+            run_tile(
+                tiles, form, num_rows, panels[panel].ctypes.data, panels.shape[1],
+                levels.ctypes.data, levels.strides[0], scales.ctypes.data, sums.ctypes.data,
+                scales.strides[0], out.ctypes.data + 4 * PANEL_OUTPUTS * panel, out.strides[0],
+            )  # fmt: skip
+
+
+@cache
+def _reader() -> Any:
+    return numba.njit(nogil=True)(_read)
+
+
+@cache
+def _tile_repeater() -> Any:
+    return numba.njit(nogil=True)(_repeat_tiles)
