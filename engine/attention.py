@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from engine.architectures.config import LayerConfig, ModelConfig, Rope
 from engine.batch import Batch, Float32Array, Int32Array
+from engine.kernels.simd import INT4_GROUP_SIZE
 from engine.kv_cache import LayerPages
 from engine.kv_format import BLOCK_SIZE, MAX_MAGNITUDE, MIN_SCALE, KVFormat, PageFormat
-from engine.simd import INT4_GROUP_SIZE
 
 Attend = Callable[[Float32Array, LayerPages, Float32Array], None]
 

@@ -18,7 +18,7 @@ from engine.engine_parts import EngineParts
 from engine.errors import EngineError
 from engine.lane_timing import THOROUGH, Effort, time_call, time_lane
 from engine.loader import EngineConfig, OnPhase, find_placement, load_parts
-from engine.npu_engine import (
+from engine.npu.engine import (
     CALIBRATED,
     measure_cpu,
     measure_npu,
@@ -107,8 +107,8 @@ def cpu_call_s(num_threads: int) -> float:
 
 
 def npu_call_s(parts: EngineParts, device: str) -> float:
-    from engine.npu_opening import device_config, session_options
-    from engine.qnn_session import open_graph
+    from engine.npu.opening import device_config, session_options
+    from engine.npu.qnn_session import open_graph
 
     options = session_options(device_config(device, parts.npu))
     return _call_s(open_graph(probe_graph(), "probe", options))

@@ -6,10 +6,10 @@ sessions run what has none (float32 references, odd sizes) and can be asked for.
 
 from __future__ import annotations
 
-from engine.attention_kernel import KernelAttention
 from engine.bundle import Bundle
 from engine.embedding import Embedding
 from engine.kernel_runner import KernelRunner
+from engine.kernels.attention_kernel import KernelAttention
 from engine.kv_cache import PagedKVCache
 from engine.lane import CpuLane
 from engine.model_runner import ModelRunner

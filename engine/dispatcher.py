@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from engine.batch import Batch, Float32Array
 from engine.device_board import DeviceBoard
 from engine.errors import DeviceError, DeviceOverflow, DeviceUnavailable, EngineError
-from engine.fault_memory import FaultMemory
-from engine.guarded_lane import GuardedLane, LaneFailed
-from engine.lane_gate import MAX_BACK_OFF_S, GateState, LaneGate
 from engine.lane_usage import LaneUsage, Usage
 from engine.model_runner import LaneSteps
-from engine.npu_opener import NpuOpener, OpenedNpu
-from engine.npu_steps import NpuSteps, Way
-from engine.overflow_ledger import WHOLE_STEP, OverflowLedger
+from engine.npu.fault_memory import FaultMemory
+from engine.npu.guarded_lane import GuardedLane, LaneFailed
+from engine.npu.lane_gate import MAX_BACK_OFF_S, GateState, LaneGate
+from engine.npu.opener import NpuOpener, OpenedNpu
+from engine.npu.overflow_ledger import WHOLE_STEP, OverflowLedger
+from engine.npu.steps import NpuSteps, Way
+from engine.npu.watchdog import Watchdog
 from engine.placement import CPU, lane_table
 from engine.step_form import StepForm
-from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

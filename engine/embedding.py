@@ -12,7 +12,7 @@ import numpy as np
 from engine.batch import Float32Array, Int32Array
 from engine.errors import BundleError
 from engine.export.weights_file import StoredArray, StoredMatrix, map_array
-from engine.rows_kernel import unpack_rows
+from engine.kernels.rows_kernel import unpack_rows
 
 
 class Embedding:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from engine.attention_kernel import KernelAttention
 from engine.bundle import Bundle
-from engine.device_config import NpuSettings
 from engine.embedding import Embedding
+from engine.kernels.attention_kernel import KernelAttention
 from engine.kv_cache import PagedKVCache
 from engine.lane import CpuLane
 from engine.lane_timing import Pages
+from engine.npu.device_config import NpuSettings
 from engine.placement import ROW_BUCKETS
 from engine.profile_store import ProfileKey
 from engine.step_form import StepForm

@@ -15,12 +15,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from engine.attention_kernel import KernelAttention
 from engine.batch import Batch, Float32Array, Int32Array
 from engine.export.graph import CpuTarget, GraphBuilder, LayerWeights, SegmentBuilder
 from engine.export.packing import DENSE_BITS
 from engine.export.weights_file import StoredArray, StoredMatrix
 from engine.importers.checkpoint import Checkpoint
+from engine.kernels.attention_kernel import KernelAttention
 from engine.kv_cache import PagedKVCache
 from engine.kv_format import BLOCK_SIZE, F32
 from engine.layer_tensors import STACKS, layer_prefix, read_bias, read_stack, read_vectors

@@ -12,16 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from engine.architectures.config import ModelConfig
-from engine.attention_kernel import MAX_TILE_ROWS, make_buffers
 from engine.batch import Batch, Float32Array
 from engine.embedding import Embedding
-from engine.kv_cache import PagedKVCache
-from engine.kv_format import KVFormat
-from engine.lane import LaneCounters
-from engine.panel_matrix import BLOCK_INPUTS, PANEL_OUTPUTS
-from engine.panel_tiles import TILE_ROWS
-from engine.panel_weights import PanelWeights
-from engine.step_kernel import (
+from engine.kernels.attention_kernel import MAX_TILE_ROWS, make_buffers
+from engine.kernels.panel_matrix import BLOCK_INPUTS, PANEL_OUTPUTS
+from engine.kernels.panel_tiles import TILE_ROWS
+from engine.kernels.step_kernel import (
     COUNTER_WORDS,
     COUNTERS_PER_LAYER,
     GATED_COLUMNS,
@@ -36,6 +32,10 @@ from engine.step_kernel import (
     phase_names,
     run_step,
 )
+from engine.kv_cache import PagedKVCache
+from engine.kv_format import KVFormat
+from engine.lane import LaneCounters
+from engine.panel_weights import PanelWeights
 from engine.team_size import TeamSize
 
 

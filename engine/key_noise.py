@@ -18,8 +18,8 @@ import numpy as np
 
 from engine.architectures.config import ModelConfig
 from engine.batch import Float32Array
+from engine.kernels.simd import INT4_GROUP_SIZE
 from engine.kv_format import KV_FORMATS, PageFormat
-from engine.simd import INT4_GROUP_SIZE
 
 PEAK_DEVIATIONS = 2.5
 """How far the largest of a head's dimensions lies above its typical size: of about a hundred

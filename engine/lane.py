@@ -16,7 +16,7 @@ import numpy as np
 from engine.architectures.config import ModelConfig
 from engine.batch import Float32Array, Int32Array
 from engine.export.model import HEAD_FILE, segment_file
-from engine.rows_kernel import copy_rows
+from engine.kernels.rows_kernel import copy_rows
 from engine.session import CpuSessions, Session
 
 

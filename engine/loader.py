@@ -9,13 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from engine import kernel_cache
 from engine.architectures.config import ModelConfig
 from engine.batch import Batch, Float32Array
 from engine.bundle import Bundle
 from engine.cpu_form import open_cpu_form
 from engine.device_board import DeviceBoard, DeviceReport, LaneReport
-from engine.device_config import NpuSettings
 from engine.dispatcher import CpuDispatcher
 from engine.embedding import Embedding
 from engine.engine_parts import EngineParts
@@ -23,12 +21,14 @@ from engine.errors import BundleError, DoesNotFit
 from engine.export.model import INDEX_FILE
 from engine.export.weights_file import read_matrix
 from engine.grammar_matcher import GrammarFactory
+from engine.kernels import kernel_cache
 from engine.kv_cache import PagedKVCache, num_blocks_for
 from engine.kv_format import BLOCK_SIZE, KV_FORMATS
 from engine.kv_guard import choose_kv_format, read_kv_noise
-from engine.lane_gate import GateState
 from engine.lane_usage import Usage
 from engine.model_runner import ModelRunner
+from engine.npu.device_config import NpuSettings
+from engine.npu.lane_gate import GateState
 from engine.placement import CPU, EMULATED, Finding, Placement, place
 from engine.sampler import Sampler
 from engine.self_test import is_batch_invariant, is_batch_invariant_form
@@ -138,7 +138,7 @@ def find_placement(device: str) -> Placement:
     """Looks for an NPU if one might be used. Raises DeviceUnavailable."""
     if device == CPU:
         return place(CPU, _NOT_LOOKED_FOR, _NOT_LOOKED_FOR)
-    from engine.qnn_session import find_emulator, find_npu
+    from engine.npu.qnn_session import find_emulator, find_npu
 
     if device == EMULATED:
         return place(device, _NOT_LOOKED_FOR, Finding(*find_emulator()))
@@ -193,7 +193,7 @@ def _open_runner(
     parts: EngineParts, placement: Placement, state_folder: Path | None, on_phase: OnPhase
 ) -> tuple[EngineRunner, DeviceBoard]:
     if placement.wants_npu:
-        from engine.npu_engine import open_beside_cpu
+        from engine.npu.engine import open_beside_cpu
 
         return open_beside_cpu(parts, placement, state_folder, on_phase)
     lanes = (LaneReport(CPU, GateState.OPEN),)
@@ -211,7 +211,7 @@ def _is_batch_invariant(parts: EngineParts) -> bool:
 def _token_buckets(placement: Placement, engine: EngineConfig) -> tuple[int, ...]:
     if not placement.wants_npu:
         return ()
-    from engine.npu_opening import token_buckets
+    from engine.npu.opening import token_buckets
 
     return token_buckets(placement.device, engine.npu)
 

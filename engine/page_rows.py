@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.architectures.config import ModelConfig
-from engine.attention_kernel import MAX_TILE_ROWS, layer_arguments, run_part
 from engine.batch import Float32Array, Int32Array
-from engine.gather_kernel import gather_window
+from engine.kernels.attention_kernel import MAX_TILE_ROWS, layer_arguments, run_part
+from engine.kernels.gather_kernel import gather_window
 from engine.kv_cache import LayerPages
 from engine.kv_format import KVFormat
 

@@ -17,8 +17,8 @@ from engine.export.panels import (
     read_panels_index,
 )
 from engine.export.weights_file import StoredArray, StoredMatrix, map_array
-from engine.panel_tiles import tiles_address
-from engine.step_kernel import LAYER_COLUMNS, MATRIX_COLUMNS, NONE, Model
+from engine.kernels.panel_tiles import tiles_address
+from engine.kernels.step_kernel import LAYER_COLUMNS, MATRIX_COLUMNS, NONE, Model
 
 
 def has_panels(bundle: Bundle) -> bool:

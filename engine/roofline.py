@@ -21,8 +21,14 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from engine.panel_matrix import BLOCK_INPUTS, PANEL_FORMS, PANEL_OUTPUTS, PanelForm, PanelKind
-from engine.panel_tiles import TILE_ROWS, run_tile, tiles_address
+from engine.kernels.panel_matrix import (
+    BLOCK_INPUTS,
+    PANEL_FORMS,
+    PANEL_OUTPUTS,
+    PanelForm,
+    PanelKind,
+)
+from engine.kernels.panel_tiles import TILE_ROWS, run_tile, tiles_address
 
 MIN_BUFFER_BYTES = 256 * 1024**2
 MAX_MEMORY_SHARE = 0.125

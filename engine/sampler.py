@@ -24,8 +24,7 @@ import numpy as np
 
 from engine.batch import Float32Array, Int32Array
 from engine.grammar import GrammarError, TokenMask
-from engine.logprobs import TokenLogprobs
-from engine.sampling_kernel import (
+from engine.kernels.sampling_kernel import (
     accept_or_draw,
     log_sum_exp,
     make_scratch,
@@ -35,8 +34,9 @@ from engine.sampling_kernel import (
     sample_row,
     sample_rows,
 )
+from engine.kernels.simd import LANES
+from engine.logprobs import TokenLogprobs
 from engine.sampling_params import SamplingParams
-from engine.simd import LANES
 
 MIN_PARALLEL_ROWS = 8
 _SEED_MASK = (1 << 64) - 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from engine.device_config import PERF_MODES
+from engine.npu.device_config import PERF_MODES
 from engine.speculation.config import METHODS
 from scheduler.messages import Priority
 from server.api_keys import ApiKey

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.device_config import NpuSettings
+from engine.npu.device_config import NpuSettings
 from engine.speculation.config import SpeculationConfig
 from scheduler.messages import EngineFailed
 

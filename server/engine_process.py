@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
-from engine.fault_memory import HANG_EXIT_CODE
+from engine.npu.fault_memory import HANG_EXIT_CODE
 
 
 class EngineConnection(Protocol):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from engine.architectures.config import ModelConfig
 from engine.bundle import MANIFEST_FILE, Bundle
-from engine.device_config import NpuSettings
 from engine.errors import BundleError, ImportFailed
+from engine.npu.device_config import NpuSettings
 from engine.speculation.config import SpeculationConfig
 from server.config import ConfigError, ServerConfig, SpeculationSettings
 from server.engine_entry import EngineSpec, run_engine

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from engine import kernel_cache
 from engine.bundle import Bundle
 from engine.errors import BundleError
-from engine.qnn_session import find_emulator
+from engine.kernels import kernel_cache
+from engine.npu.qnn_session import find_emulator
 from server.model_store import ModelStore
 from server.sources.errors import StoreError
 from tests.tiny_model import import_tiny_model

@@ -11,12 +11,12 @@ from engine.cost_profile import CostProfile
 from engine.device_board import DeviceBoard, DeviceReport, LaneReport
 from engine.dispatcher import Dispatcher, NpuPolicy
 from engine.errors import DeviceError, EngineError
-from engine.fault_memory import FaultMemory
-from engine.guarded_lane import GuardedLane
 from engine.lane import CpuLane
 from engine.model_runner import ModelRunner
-from engine.npu_lease import NoLease
-from engine.npu_opener import NpuOpener, OpenedNpu, OpenNpu
+from engine.npu.fault_memory import FaultMemory
+from engine.npu.guarded_lane import GuardedLane
+from engine.npu.lease import NoLease
+from engine.npu.opener import NpuOpener, OpenedNpu, OpenNpu
 from tests.loaded_model import LoadedModel
 from tests.simulated_lane import Device, opening, profile
 

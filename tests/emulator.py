@@ -14,12 +14,12 @@ import onnxruntime as ort
 
 from engine.batch import Float32Array
 from engine.bundle import Bundle
-from engine.device_config import FusedForm, load_device
-from engine.fused_lane import FusedGraphs
+from engine.npu.device_config import FusedForm, load_device
 from engine.npu.fused_graphs import fused_groups, fused_model, fused_parts
+from engine.npu.fused_lane import FusedGraphs
 from engine.npu.graphs import HEAD, NpuGraphs
-from engine.npu_lane import LaneGraphs
-from engine.qnn_session import QnnOptions, open_graph
+from engine.npu.lane import LaneGraphs
+from engine.npu.qnn_session import QnnOptions, open_graph
 from engine.session import Session
 
 Open = Callable[[bytes, str], Session]

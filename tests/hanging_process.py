@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from engine.fault_memory import FaultMemory
-from engine.watchdog import Watchdog
+from engine.npu.fault_memory import FaultMemory
+from engine.npu.watchdog import Watchdog
 
 
 def hang(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from engine.npu_lease import NpuLease
+from engine.npu.lease import NpuLease
 
 
 def use_lease(connection: Connection, path: Path) -> None:

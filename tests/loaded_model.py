@@ -14,7 +14,6 @@ import numpy as np
 
 from engine.architectures.config import ModelConfig
 from engine.attention import Attention, NumpyAttention
-from engine.attention_kernel import KernelAttention
 from engine.batch import Float32Array, Int32Array
 from engine.bundle import Bundle
 from engine.embedding import Embedding
@@ -22,6 +21,7 @@ from engine.export.model import INDEX_FILE
 from engine.export.weights_file import StoredMatrix, read_matrix
 from engine.grammar_matcher import GrammarFactory
 from engine.kernel_runner import KernelRunner
+from engine.kernels.attention_kernel import KernelAttention
 from engine.kv_cache import PagedKVCache
 from engine.kv_format import KV_FORMATS
 from engine.lane import CpuLane

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine import loader, npu_engine
+from engine import loader
 from engine.cost_profile import CostProfile
 from engine.engine_parts import EngineParts
 from engine.loader import EngineConfig, LoadedEngine, load_engine
+from engine.npu import engine as npu_engine
 from engine.placement import Placement
 from engine.step_form import NpuForms
 from scheduler.policy import SchedulerConfig

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from engine.batch import Float32Array, Int32Array
 from engine.cost_profile import FIRST, HEAD, LAST, MIDDLE, CostProfile, LaneCosts, Points
 from engine.lane import Lane, LaneCounters, RowBuffers, StepBuffers
-from engine.npu_opener import OpenedNpu, OpenNpu
+from engine.npu.opener import OpenedNpu, OpenNpu
 from engine.step_form import NpuForms
 
 CallCost = Callable[[str, int], float]

@@ -21,7 +21,7 @@ from engine.export.weights_file import ALIGNMENT_BYTES
 from engine.importers.checkpoint import CheckpointTensor
 from engine.importers.integer_blocks import IntegerBlocks
 from engine.importers.minimum_blocks import minimum_blocks
-from engine.panel_matrix import (
+from engine.kernels.panel_matrix import (
     BLOCK_INPUTS,
     PANEL_FORMS,
     PANEL_OUTPUTS,

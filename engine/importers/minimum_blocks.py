@@ -14,7 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import Q4_K
 from numpy.typing import NDArray
 
-from engine.panel_matrix import BLOCK_INPUTS, Blocks
+from engine.kernels.panel_matrix import BLOCK_INPUTS, Blocks
 
 Bytes = NDArray[np.uint8]
 _K_BLOCKS = 8

@@ -29,8 +29,8 @@ from engine.npu.context_group import ContextJob, compile_contexts
 from engine.npu.context_store import ContextStore
 from engine.npu.fused_graphs import fused_model, is_fused
 from engine.npu.graphs import NpuGraphs
+from engine.npu.qnn_session import QnnOptions
 from engine.npu.recipe import ContextGroup, GraphId
-from engine.qnn_session import QnnOptions
 
 Event = dict[str, str | float]
 Tell = Callable[[Event], None]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.qnn_session import QnnOptions, compile_graph
+from engine.npu.qnn_session import QnnOptions, compile_graph
 
 
 @dataclass(frozen=True, slots=True)

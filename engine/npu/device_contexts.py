@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from engine.bundle import Bundle
-from engine.device_config import DeviceConfig
 from engine.npu.context_store import ContextStore, bundle_digest
+from engine.npu.device_config import DeviceConfig
 from engine.npu.fused_graphs import fused_groups
 from engine.npu.graphs import HEAD, part_names
+from engine.npu.qnn_session import backend_library
 from engine.npu.recipe import ContextRecipe, compile_options, plan_groups
 from engine.npu.versions import provider_version, qairt_build, qairt_version
-from engine.qnn_session import backend_library
 
 
 def context_store(bundle: Bundle, device: DeviceConfig, fused: bool = False) -> ContextStore:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.bundle import WEIGHTS_FILE
-from engine.device_config import FusedForm
 from engine.export.fused_graph import FusedBuilder
 from engine.export.qnn_target import QnnTarget
+from engine.npu.device_config import FusedForm
 from engine.npu.graphs import NpuGraphs, unique_names
 from engine.npu.recipe import ContextGroup, GraphId
 

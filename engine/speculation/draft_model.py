@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from engine.batch import Batch, Float32Array
+from engine.kernels.sampling_kernel import draw_draft, make_scratch
 from engine.kv_format import BLOCK_SIZE
 from engine.sampler import DrawnDraft, Sampler, SampleRow
-from engine.sampling_kernel import draw_draft, make_scratch
 from engine.sampling_params import SamplingParams
 
 MAX_DRAWN_FROM = 64

@@ -223,7 +223,7 @@ def roofline_threads(threads: str | None) -> int:
 
 def run_and_report(settings: BenchSettings, outputs: Outputs, older: Results | None) -> None:
     """Raises CliError for a failed server, KeyboardInterrupt after Ctrl-C; both after reporting."""
-    from engine.kernel_cache import default_folder, use_kernel_cache
+    from engine.kernels.kernel_cache import default_folder, use_kernel_cache
     from server.bench.comparison import compare
     from server.bench.errors import BenchError
     from server.bench.session import new_results, run_bench

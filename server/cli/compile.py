@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from engine.device_config import DeviceConfig
     from engine.npu.compiler import CompileReport
     from engine.npu.context_store import ContextStore
+    from engine.npu.device_config import DeviceConfig
 
 
 def compile_model(
@@ -61,8 +61,8 @@ def compile_model(
 
 def choose_target(soc: int | None, device: str | None) -> DeviceConfig:
     """Raises CliError or DeviceUnavailable."""
-    from engine.device_config import choose_device, load_device, packaged_devices
     from engine.errors import DeviceUnavailable
+    from engine.npu.device_config import choose_device, load_device, packaged_devices
     from engine.npu.reported_chip import reported_chip
     from server.cli.errors import CliError
 

@@ -86,8 +86,8 @@ def run_evaluation(
     model: str, options: EvalOptions, threads: int | None
 ) -> tuple[tuple[Figures, ...], int]:
     """The reference first; and the number of tokens that were read."""
-    from engine import kernel_cache
     from engine.evaluate.scoring import ScoredBundle, compare
+    from engine.kernels import kernel_cache
     from server.cli.progress import progress_bars
     from server.machine import detect_threads
     from server.model_store import ModelStore

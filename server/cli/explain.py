@@ -48,7 +48,7 @@ def read_document(file: Path) -> object:
 
 
 def measure_machine(threads: int | None) -> Roofline:
-    from engine.kernel_cache import default_folder, use_kernel_cache
+    from engine.kernels.kernel_cache import default_folder, use_kernel_cache
     from engine.roofline import measure_roofline
     from server.bench.roofline_record import roofline_lines
     from server.machine import detect_threads

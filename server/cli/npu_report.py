@@ -16,7 +16,7 @@ from rich.table import Table
 from server.cli.list import table_console
 
 if TYPE_CHECKING:
-    from engine.npu_report import ReportPlan
+    from engine.npu.report import ReportPlan
 
 PUBLIC_FIGURES = (
     ("Llama 3.2 1B", "Genie, X2 Elite, w4a16, context 4096", 90.4, 0.050),
@@ -48,7 +48,7 @@ def npu_report(
     ] = False,
 ) -> None:
     """Measure a model on this machine's NPU in every way, and write it all to one file."""
-    from engine.npu_report import make_report
+    from engine.npu.report import make_report
     from server.config import load_config
     from server.engine_entry import engine_config
     from server.loadable_model import engine_spec
@@ -85,7 +85,7 @@ def check_writable(out: Path) -> None:
 
 
 def plan_of(short: bool, minutes: float | None) -> ReportPlan:
-    from engine.npu_report import SHORT, ReportPlan
+    from engine.npu.report import SHORT, ReportPlan
 
     plan = SHORT if short else ReportPlan()
     return plan if minutes is None else replace(plan, load_s=60 * minutes)

@@ -72,8 +72,8 @@ def _quantize(
     force: bool,
 ) -> tuple[Bundle, QuantizeReport]:
     """Finds the file, reads the text, quantizes, and leaves the bundle."""
-    from engine import kernel_cache
     from engine.export.exporter import import_checkpoint
+    from engine.kernels import kernel_cache
     from engine.quantize.model import QuantizingWriter
     from server.cli.progress import progress_bars
     from server.machine import detect_threads

@@ -6,7 +6,7 @@ import json
 import sys
 
 from engine.errors import EngineError
-from engine.qnn_session import driver_problem, find_npu
+from engine.npu.qnn_session import driver_problem, find_npu
 
 
 def main() -> None:

@@ -23,16 +23,16 @@ from pathlib import Path
 
 import psutil
 
-from engine import kernel_cache
 from engine.bundle import Bundle
-from engine.device_config import DeviceConfig, choose_device, packaged_devices
 from engine.errors import DeviceUnavailable, EngineError
+from engine.kernels import kernel_cache
 from engine.manifest import ModelKind
 from engine.npu.context_store import CONTEXTS_FOLDER, folder_bytes
+from engine.npu.device_config import DeviceConfig, choose_device, packaged_devices
 from engine.npu.device_contexts import context_store
+from engine.npu.qnn_session import backend_library
 from engine.npu.reported_chip import reported_chip
 from engine.npu.versions import qairt_build, qairt_version
-from engine.qnn_session import backend_library
 from engine.version import own_version
 from server.bench.kv_use import kv_bytes_per_token
 from server.doctor import windows

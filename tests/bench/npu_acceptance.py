@@ -22,7 +22,7 @@ from pathlib import Path
 from engine.npu.context_group import ContextJob, compile_contexts
 from engine.npu.context_store import folder_bytes
 from engine.npu.graphs import NpuGraphs
-from engine.qnn_session import (
+from engine.npu.qnn_session import (
     QnnOptions,
     assign,
     open_graph,

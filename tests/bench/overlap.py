@@ -23,17 +23,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from engine import kernel_cache
 from engine.attention import Attend, Attention
 from engine.batch import Batch, Float32Array
 from engine.cost_profile import KINDS, CostProfile, LaneCosts
-from engine.guarded_lane import GuardedLane
+from engine.kernels import kernel_cache
 from engine.kv_cache import LayerPages
 from engine.lane import CpuLane
 from engine.lane_timing import time_handover
 from engine.model_runner import LaneSteps
-from engine.npu_opener import OpenedNpu
-from engine.npu_steps import NpuSteps
+from engine.npu.guarded_lane import GuardedLane
+from engine.npu.opener import OpenedNpu
+from engine.npu.steps import NpuSteps
 from engine.step_form import NpuForms
 from tests.batches import Span, make_batch
 from tests.loaded_model import LoadedModel, load_model

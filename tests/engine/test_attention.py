@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from engine.architectures.config import LayerConfig, Rope
 from engine.architectures.rope import NO_ROPE, plain_rope, yarn_rope
 from engine.attention import Attention, NumpyAttention, dequantize, quantize, rope_table
-from engine.attention_kernel import MIN_PARALLEL_PAIRS, KernelAttention, num_pairs
 from engine.batch import Batch, Float32Array
+from engine.kernels.attention_kernel import MIN_PARALLEL_PAIRS, KernelAttention, num_pairs
 from engine.kv_cache import LayerPages, PagedKVCache
 from engine.kv_format import KV_FORMATS, PageFormat
 from tests.batches import Span, make_batch

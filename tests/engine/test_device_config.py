@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.device_config import (
+from engine.errors import DeviceUnavailable
+from engine.npu.device_config import (
     DeviceConfig,
     FusedForm,
     choose_device,
@@ -14,7 +15,6 @@ from engine.device_config import (
     packaged_devices,
     parse_device,
 )
-from engine.errors import DeviceUnavailable
 
 MINIMAL = """
 description = "a chip"

@@ -21,10 +21,10 @@ from engine.errors import (
     DeviceOverflow,
     DeviceUnavailable,
 )
-from engine.fault_memory import FIRST_BACK_OFF_S, FaultMemory
 from engine.lane import CpuLane, LaneCounters
-from engine.npu_opener import NpuOpener, OnPhase, OpenedNpu
-from engine.npu_steps import NpuSteps
+from engine.npu.fault_memory import FIRST_BACK_OFF_S, FaultMemory
+from engine.npu.opener import NpuOpener, OnPhase, OpenedNpu
+from engine.npu.steps import NpuSteps
 from engine.step_form import NpuForms
 from scheduler.messages import FinishReason, GenerationRequest
 from scheduler.sequence import Sequence

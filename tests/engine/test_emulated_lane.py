@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from engine.attention_kernel import KernelAttention
 from engine.batch import Float32Array
 from engine.bundle import Bundle
 from engine.embedding import Embedding
 from engine.errors import DeviceOverflow
 from engine.export.model import load_weights
+from engine.kernels.attention_kernel import KernelAttention
 from engine.kv_cache import PagedKVCache
 from engine.kv_format import F32, INT8, KVFormat
 from engine.lane import CpuLane, Lane
 from engine.model_runner import ModelRunner, StepLanes
-from engine.npu_lane import NpuLane
+from engine.npu.lane import NpuLane
 from tests.batches import Span, make_batch
 from tests.emulator import emulated_graphs, reference_graphs, relative_rms
 

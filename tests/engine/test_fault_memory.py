@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.fault_memory import (
+from engine.npu.fault_memory import (
     FIRST_BACK_OFF_S,
     FORGET_S,
     HANG_EXIT_CODE,
     MAX_BACK_OFF_S,
     FaultMemory,
 )
-from engine.watchdog import Watchdog
+from engine.npu.watchdog import Watchdog
 from tests.hanging_process import hang
 
 SPAWN = multiprocessing.get_context("spawn")

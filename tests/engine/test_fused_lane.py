@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.attention_kernel import KernelAttention
 from engine.batch import Float32Array
 from engine.bundle import Bundle
 from engine.embedding import Embedding
 from engine.export.model import load_weights
-from engine.fused_lane import FusedLane
+from engine.kernels.attention_kernel import KernelAttention
 from engine.kv_cache import PagedKVCache
 from engine.kv_format import F32, KV_FORMATS, KVFormat
 from engine.model_runner import ModelRunner
-from engine.npu_lane import NpuLane
+from engine.npu.fused_lane import FusedLane
+from engine.npu.lane import NpuLane
 from engine.step_form import StepForm
 from tests.batches import Span, make_batch
 from tests.emulator import (

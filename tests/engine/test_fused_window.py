@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch
 from engine.buckets import BucketPlan, Piece
-from engine.fused_window import MASKED, PieceLayout
+from engine.npu.fused_window import MASKED, PieceLayout
 from tests.batches import Span, make_batch
 
 lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=5)

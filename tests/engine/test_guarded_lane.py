@@ -7,9 +7,9 @@ import pytest
 
 from engine.bundle import Bundle
 from engine.errors import DeviceLost
-from engine.guarded_lane import GuardedLane, LaneFailed
 from engine.lane import CpuLane, head
-from engine.watchdog import Watchdog
+from engine.npu.guarded_lane import GuardedLane, LaneFailed
+from engine.npu.watchdog import Watchdog
 from tests.batches import int32
 from tests.simulated_lane import Device, Faults, Place, SimulatedLane, raising
 

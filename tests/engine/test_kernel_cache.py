@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import kernel_cache
+from engine.kernels import kernel_cache
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -17,8 +17,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import numpy as np
-from engine import kernel_cache
-from engine.sampling_kernel import penalize
+from engine.kernels import kernel_cache
+from engine.kernels.sampling_kernel import penalize
 
 was_there = kernel_cache.use_kernel_cache(Path(sys.argv[1]))
 counts, tokens = np.zeros(4, np.int32), np.zeros(1, np.int32)
@@ -41,7 +41,7 @@ def test_the_second_process_loads_what_the_first_compiled(tmp_path: Path) -> Non
 def test_the_folder_is_named_after_sources_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     name = kernel_cache._fingerprint()
     assert len(name) == 16 and name == kernel_cache._fingerprint()
-    monkeypatch.setattr("engine.kernel_cache.numba.__version__", "0.0")
+    monkeypatch.setattr("engine.kernels.kernel_cache.numba.__version__", "0.0")
     assert kernel_cache._fingerprint() != name
 
 

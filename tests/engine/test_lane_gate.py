@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.lane_gate import (
+from engine.npu.lane_gate import (
     FIRST_BACK_OFF_S,
     MAX_BACK_OFF_S,
     STEADY_S,

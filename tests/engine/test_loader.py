@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.attention_kernel import run_part
 from engine.bundle import Bundle
 from engine.embedding import Embedding
 from engine.errors import BundleError, DeviceUnavailable, DoesNotFit
 from engine.export.model import INDEX_FILE, segment_file
 from engine.export.weights_file import read_matrix
 from engine.importers.gguf import read_gguf
+from engine.kernels.attention_kernel import run_part
+from engine.kernels.sampling_kernel import log_sum_exp, penalize, sample_row
 from engine.loader import EngineConfig, LoadedEngine, load_engine
 from engine.sampler import SampleRow
-from engine.sampling_kernel import log_sum_exp, penalize, sample_row
 from engine.sampling_params import SamplingParams
 from tests.batches import Span, int32, make_batch
 from tests.loaded_model import load_model

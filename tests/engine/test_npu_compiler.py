@@ -12,16 +12,16 @@ import onnx
 import pytest
 
 from engine.bundle import Bundle
-from engine.device_config import load_device
 from engine.errors import CompileFailed, ContextRejected
 from engine.export.import_lock import own_identity
 from engine.npu.compile_task import CompileTask, decode_task, encode_task
 from engine.npu.compiler import CHILD, LOCK_FILE, CompileReport, compile_missing
 from engine.npu.context_store import ContextStore, GroupState
+from engine.npu.device_config import load_device
 from engine.npu.device_contexts import context_store
 from engine.npu.graphs import NpuGraphs
+from engine.npu.qnn_session import QnnOptions, open_context, open_graph, run_once
 from engine.npu.recipe import ContextRecipe, GraphId, plan_groups
-from engine.qnn_session import QnnOptions, open_context, open_graph, run_once
 from tests import fake_compiler
 from tests.engine.test_qnn_target import run_on_cpu
 from tests.tiny_model import import_tiny_model

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import npu_engine
 from engine.bundle import Bundle
-from engine.device_config import load_device
 from engine.dispatcher import CpuDispatcher, Dispatcher
 from engine.errors import DeviceFull, DeviceUnavailable
 from engine.loader import LoadedEngine, load_engine
+from engine.npu import engine as npu_engine
+from engine.npu.device_config import load_device
 from tests.batches import Span, make_batch
 from tests.npu_engine_process import engine_config, load_with_open_npu, simulate
 from tests.simulated_lane import Device

@@ -17,7 +17,7 @@ from engine.bundle import Bundle
 from engine.errors import DeviceError, DeviceOverflow
 from engine.export.model import HEAD_FILE, segment_file
 from engine.lane import CpuLane, Lane, head
-from engine.npu_lane import LaneGraphs, NpuLane
+from engine.npu.lane import LaneGraphs, NpuLane
 from engine.session import CpuSessions, Session
 from tests.batches import int32
 

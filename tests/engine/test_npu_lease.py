@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import DeviceUnavailable
-from engine.npu_lease import NoLease, NpuLease
+from engine.npu.lease import NoLease, NpuLease
 from tests.lease_process import count_up, use_lease
 
 SPAWN = multiprocessing.get_context("spawn")

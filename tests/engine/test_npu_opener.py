@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from engine.errors import DeviceError, DeviceFull
-from engine.npu_opener import NpuOpener, OnPhase, OpenedNpu
+from engine.npu.opener import NpuOpener, OnPhase, OpenedNpu
 
 
 def test_there_is_no_result_before_it_is_done_and_it_is_taken_once() -> None:

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from engine import npu_opening
 from engine.bundle import Bundle
-from engine.device_config import NpuSettings
 from engine.embedding import Embedding
 from engine.errors import ContextRejected, DeviceUnavailable
 from engine.export.model import load_weights
 from engine.kv_cache import PagedKVCache
 from engine.kv_format import INT8
-from engine.npu_calls import PlainMemory
-from engine.npu_lane import NpuLane
-from engine.npu_opening import device_config, open_npu, session_options
-from engine.qnn_session import SHARED_MEMORY_OPTION, QnnOptions, QnnSession, open_context
+from engine.npu import opening as npu_opening
+from engine.npu.calls import PlainMemory
+from engine.npu.device_config import NpuSettings
+from engine.npu.lane import NpuLane
+from engine.npu.opening import device_config, open_npu, session_options
+from engine.npu.qnn_session import SHARED_MEMORY_OPTION, QnnOptions, QnnSession, open_context
 from engine.step_form import NpuForms
 
 DEVICE_FILE = """

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import npu_report
 from engine.bundle import Bundle
-from engine.device_config import NpuSettings
 from engine.errors import DeviceError
 from engine.loader import EngineConfig, load_parts
-from engine.npu_report import SHORT, Document, crossover, make_report, steady_load
-from engine.report_batches import decode_batch, prompt_batches
+from engine.npu import report as npu_report
+from engine.npu.device_config import NpuSettings
+from engine.npu.report import SHORT, Document, crossover, make_report, steady_load
+from engine.npu.report_batches import decode_batch, prompt_batches
 from engine.step_form import NpuForms
 
 

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import guarded_lane, npu_steps
 from engine.batch import Batch, Float32Array
 from engine.bundle import Bundle
 from engine.cost_profile import KINDS, CostProfile, LaneCosts, WholeCosts
 from engine.errors import BundleError
-from engine.guarded_lane import GuardedLane
 from engine.lane import CpuLane, LaneCounters
 from engine.model_runner import LaneSteps
-from engine.npu_opener import OpenedNpu
-from engine.npu_steps import IN_HALVES, IN_ONE_PIECE, ON_CPU, NpuSteps
+from engine.npu import guarded_lane
+from engine.npu import steps as npu_steps
+from engine.npu.guarded_lane import GuardedLane
+from engine.npu.opener import OpenedNpu
+from engine.npu.overflow_ledger import WHOLE_STEP
+from engine.npu.steps import IN_HALVES, IN_ONE_PIECE, ON_CPU, NpuSteps
 from engine.observed_costs import EXPLORE_EVERY
-from engine.overflow_ledger import WHOLE_STEP
 from engine.step_form import NpuForms
 from tests.batches import Span, make_batch
 from tests.loaded_model import LoadedModel, load_model

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.device_config import choose_device
 from engine.errors import DeviceUnavailable
 from engine.npu import reported_chip as module
+from engine.npu.device_config import choose_device
 from engine.npu.reported_chip import _cpu_names, _linux_names, reported_chip
 from engine.npu.versions import provider_version, qairt_build, qairt_version
 

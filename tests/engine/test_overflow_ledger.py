@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.overflow_ledger import WHOLE_STEP, OverflowLedger
+from engine.npu.overflow_ledger import WHOLE_STEP, OverflowLedger
 
 
 def test_a_segment_is_banned_when_it_overflows_again() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.attention import dequantize
-from engine.attention_kernel import KernelAttention
+from engine.kernels.attention_kernel import KernelAttention
 from engine.kv_cache import PagedKVCache
 from engine.kv_format import F32, KV_FORMATS, KVFormat
 from engine.page_rows import PageRows

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.panel_matrix import (
+from engine.kernels.panel_matrix import (
     PANEL_FORMS,
     Blocks,
     PanelForm,

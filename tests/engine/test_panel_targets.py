@@ -8,9 +8,9 @@ import llvmlite.binding as llvm
 import pytest
 from llvmlite import ir
 
-from engine.panel_matrix import PANEL_FORMS, PanelForm
-from engine.panel_simd import emit_tile
-from engine.simd import Emitter
+from engine.kernels.panel_matrix import PANEL_FORMS, PanelForm
+from engine.kernels.panel_simd import emit_tile
+from engine.kernels.simd import Emitter
 
 TARGETS = {
     "i8mm": ("aarch64-pc-windows-msvc", "+neon,+fullfp16,+dotprod,+i8mm", "usdot"),

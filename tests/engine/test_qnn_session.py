@@ -20,8 +20,8 @@ from engine.errors import (
     GraphRefused,
 )
 from engine.npu.graphs import NpuGraphs
-from engine.qnn_errors import open_error, run_error
-from engine.qnn_session import (
+from engine.npu.qnn_errors import open_error, run_error
+from engine.npu.qnn_session import (
     QnnOptions,
     driver_problem,
     find_emulator,
@@ -50,7 +50,7 @@ def test_the_search_for_the_emulator_says_what_it_found(monkeypatch: pytest.Monk
 def test_without_the_package_there_is_no_npu_and_it_says_so() -> None:
     script = (
         "import sys; sys.modules['onnxruntime_qnn'] = None\n"
-        "from engine.qnn_session import find_npu; print(find_npu())"
+        "from engine.npu.qnn_session import find_npu; print(find_npu())"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "(False, 'the package onnxruntime-qnn is not installed')"

@@ -15,7 +15,7 @@ from engine.export.graph import GraphBuilder
 from engine.export.qnn_target import QnnTarget
 from engine.export.weights_file import StoredMatrix
 from engine.npu.graphs import NpuGraphs
-from engine.qnn_session import Assignment, QnnOptions, assign, open_graph, run_once
+from engine.npu.qnn_session import Assignment, QnnOptions, assign, open_graph, run_once
 from tests.tiny_graphs import FORMS, Form, write_weights
 
 pytestmark = pytest.mark.npu

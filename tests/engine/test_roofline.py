@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine import roofline
-from engine.panel_tiles import TILE_ROWS
+from engine.kernels.panel_tiles import TILE_ROWS
 from engine.roofline import FORMS, TileOperands, choose_buffer_bytes, last_cache_bytes
 
 

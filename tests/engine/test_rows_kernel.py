@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.export.packing import PackedMatrix, unpack
-from engine.rows_kernel import copy_rows, unpack_rows
+from engine.kernels.rows_kernel import copy_rows, unpack_rows
 from tests.batches import int32
 
 pytestmark = pytest.mark.usefixtures("kernels")

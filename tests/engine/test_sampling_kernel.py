@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.sampling_kernel import Scratch, log_sum_exp, make_scratch, penalize, sample_row, uniform
-from engine.simd import LANES
+from engine.kernels.sampling_kernel import (
+    Scratch,
+    log_sum_exp,
+    make_scratch,
+    penalize,
+    sample_row,
+    uniform,
+)
+from engine.kernels.simd import LANES
 
 pytestmark = pytest.mark.usefixtures("kernels")
 Floats = NDArray[np.float64]

@@ -12,11 +12,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from engine import qnn_session
 from engine.bundle import Bundle
 from engine.errors import DeviceFull
 from engine.export.model import segment_file
-from engine.qnn_session import QnnOptions, SharedMemory, find_shared_memory
+from engine.npu import qnn_session
+from engine.npu.qnn_session import QnnOptions, SharedMemory, find_shared_memory
 from engine.session import CpuSessions
 
 WANTED = QnnOptions(88, True, {"enable_htp_shared_memory_allocator": "1"})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine import simd
+from engine.kernels import simd
 
 Float32Array = NDArray[np.float32]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine import panel_simd
-from engine.panel_matrix import PANEL_FORMS, Blocks, PanelForm, pack_panels
-from engine.panel_simd import make_tile
-from engine.panel_tiles import tiles_address
-from engine.step_kernel import NONE, Rows, multiply, project, project_gated, quantize
+from engine.kernels import panel_simd
+from engine.kernels.panel_matrix import PANEL_FORMS, Blocks, PanelForm, pack_panels
+from engine.kernels.panel_simd import make_tile
+from engine.kernels.panel_tiles import tiles_address
+from engine.kernels.step_kernel import NONE, Rows, multiply, project, project_gated, quantize
 from tests.engine.test_panel_matrix import random_blocks
 
 Floats = NDArray[np.float32]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.grammar import GrammarError, TokenMask
+from engine.kernels.sampling_kernel import mask_logits
 from engine.sampler import Sampled, Sampler, SampleRow
-from engine.sampling_kernel import mask_logits
 from engine.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from engine import kernel_cache
+from engine.kernels import kernel_cache
 from tests.parity.checkpoints import PATHS, difference, import_folder, load, save
 from tests.parity.families import FAMILIES
 

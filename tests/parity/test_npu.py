@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.export.exporter import import_checkpoint
 from engine.npu.graphs import NpuGraphs
-from engine.qnn_session import open_graph, run_once
+from engine.npu.qnn_session import open_graph, run_once
 from tests.emulator import emulated_options
 from tests.parity.checkpoints import save
 from tests.parity.families import FAMILIES

@@ -7,8 +7,8 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from engine.device_config import load_device
 from engine.npu import reported_chip
+from engine.npu.device_config import load_device
 from server.cli.compile import choose_target, with_buckets
 from server.cli.errors import CliError
 from server.cli.main import run

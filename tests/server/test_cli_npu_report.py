@@ -21,7 +21,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: None) -> str
     kernels_folder = Path(platformdirs.user_cache_dir("hexlm", appauthor=False)) / "kernels"
     cache = tmp_path / "cache"
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: cache / name)
-    monkeypatch.setattr("engine.kernel_cache.default_folder", lambda: kernels_folder)
+    monkeypatch.setattr("engine.kernels.kernel_cache.default_folder", lambda: kernels_folder)
     assert run(["pull", str(write_tiny_llama_gguf(tmp_path / "tiny.gguf"))]) == 0
     return "tiny"
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.kernels.sampling_kernel import accept_or_draw, draw_draft, make_scratch, sample_row
 from engine.sampler import DrawnDraft, Sampler, SampleRow
-from engine.sampling_kernel import accept_or_draw, draw_draft, make_scratch, sample_row
 from engine.sampling_params import SamplingParams
 from tests.engine.test_sampling_kernel import Filters, assert_chi_square, distribution
 

@@ -10,8 +10,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from engine.kernels.simd import INT4_GROUP_SIZE
 from engine.kv_format import BLOCK_SIZE
-from engine.simd import INT4_GROUP_SIZE
 
 _compiled: Any = numba.njit(nogil=True)
 

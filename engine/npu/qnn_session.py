@@ -30,7 +30,7 @@ from engine.errors import (
     DeviceUnavailable,
     GraphRefused,
 )
-from engine.qnn_errors import (
+from engine.npu.qnn_errors import (
     first_line,
     has_no_device,
     is_refusal,

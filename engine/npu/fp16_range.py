@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.batch import Float32Array
 from engine.errors import DeviceOverflow
-from engine.rows_kernel import first_row_beyond
+from engine.kernels.rows_kernel import first_row_beyond
 
 LARGEST = 65504.0
 

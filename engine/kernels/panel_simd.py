@@ -17,8 +17,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from engine.panel_matrix import BLOCK_INPUTS, PanelForm, PanelKind
-from engine.simd import LANES, ROUND_MAGIC, ROUND_MAGIC_BITS, Emitter, intrinsic, result_of
+from engine.kernels.panel_matrix import BLOCK_INPUTS, PanelForm, PanelKind
+from engine.kernels.simd import LANES, ROUND_MAGIC, ROUND_MAGIC_BITS, Emitter, intrinsic, result_of
 
 _GROUP = 4  # inputs of one dot-product instruction, in one 32-bit lane
 _GROUPS = BLOCK_INPUTS // _GROUP

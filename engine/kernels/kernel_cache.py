@@ -13,7 +13,7 @@ import llvmlite
 import numba
 import platformdirs
 
-from engine import (
+from engine.kernels import (
     attention_kernel,
     gather_kernel,
     panel_matrix,

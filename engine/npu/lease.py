@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from engine.errors import DeviceUnavailable
-from engine.file_lock import lock, unlock
+from engine.npu.file_lock import lock, unlock
 
 _NUMBERS = struct.Struct("<qq")  # the next ticket; the oldest one that may still be held
 _MUTEX = 1 << 20

@@ -30,8 +30,8 @@ def machine_facts() -> Facts:
 
 
 def provider_facts() -> Facts:
+    from engine.npu.qnn_session import backend_library, driver_problem
     from engine.npu.versions import provider_version, qairt_build
-    from engine.qnn_session import backend_library, driver_problem
 
     try:
         problem = driver_problem()

@@ -27,12 +27,12 @@ from engine.export.fused_graph import (
     rope_names,
     window_names,
 )
-from engine.fp16_range import rows_not_finite, settle
-from engine.fused_window import PieceLayout
 from engine.kv_cache import PagedKVCache
 from engine.lane import LaneCounters
-from engine.npu_calls import CallAccount, HostMemory, PlainMemory
-from engine.npu_lane import HeadRows
+from engine.npu.calls import CallAccount, HostMemory, PlainMemory
+from engine.npu.fp16_range import rows_not_finite, settle
+from engine.npu.fused_window import PieceLayout
+from engine.npu.lane import HeadRows
 from engine.page_rows import PageRows
 from engine.session import Session
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from engine import panel_simd
-from engine.attention_kernel import attend_part, write_part
-from engine.panel_matrix import BLOCK_INPUTS, PANEL_FORMS
-from engine.panel_matrix import PANEL_OUTPUTS as OUTPUTS
-from engine.panel_tiles import run_tile, tile_rows
-from engine.simd import row_softcap
-from engine.thread_team import fetch_add, ticks, wait_for_all
+from engine.kernels import panel_simd
+from engine.kernels.attention_kernel import attend_part, write_part
+from engine.kernels.panel_matrix import BLOCK_INPUTS, PANEL_FORMS
+from engine.kernels.panel_matrix import PANEL_OUTPUTS as OUTPUTS
+from engine.kernels.panel_tiles import run_tile, tile_rows
+from engine.kernels.simd import row_softcap
+from engine.kernels.thread_team import fetch_add, ticks, wait_for_all
 
 _compiled: Any = numba.njit(nogil=True, error_model="numpy")
 

@@ -16,10 +16,10 @@ from typing import Any
 import numba
 import numpy as np
 
-from engine import simd
 from engine.architectures.config import ModelConfig
 from engine.attention import Attend, rope_table
 from engine.batch import Batch, Float32Array
+from engine.kernels import simd
 from engine.kv_cache import LayerPages
 from engine.kv_format import BLOCK_SIZE, MAX_MAGNITUDE, MIN_SCALE, KVFormat
 

@@ -12,27 +12,27 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from engine.bundle import Bundle
-from engine.device_config import DeviceConfig, NpuSettings, chosen_device
 from engine.embedding import Embedding
 from engine.errors import ContextRejected, DeviceUnavailable
-from engine.fused_lane import FusedGraphs, FusedLane
 from engine.kv_cache import PagedKVCache
+from engine.npu.calls import HostMemory, PlainMemory
 from engine.npu.compiler import compile_missing
 from engine.npu.context_store import ContextStore
+from engine.npu.device_config import DeviceConfig, NpuSettings, chosen_device
 from engine.npu.device_contexts import context_store
 from engine.npu.fused_graphs import fused_parts
+from engine.npu.fused_lane import FusedGraphs, FusedLane
 from engine.npu.graphs import HEAD, part_names
-from engine.npu.recipe import GraphId, compile_options
-from engine.npu.reported_chip import reported_chip
-from engine.npu_calls import HostMemory, PlainMemory
-from engine.npu_lane import LaneGraphs, NpuLane
-from engine.qnn_session import (
+from engine.npu.lane import LaneGraphs, NpuLane
+from engine.npu.qnn_session import (
     SHARED_MEMORY_OPTION,
     QnnOptions,
     QnnSession,
     find_shared_memory,
     open_context,
 )
+from engine.npu.recipe import GraphId, compile_options
+from engine.npu.reported_chip import reported_chip
 from engine.step_form import NpuForms
 
 EMULATED = "npu-emulated"

@@ -18,13 +18,14 @@ import numpy as np
 from engine.batch import Batch, Float32Array
 from engine.cost_profile import MIDDLE, CostProfile
 from engine.errors import EngineError
-from engine.guarded_lane import GuardedLane
 from engine.halves import cut_batch, find_cut
 from engine.lane import Lane
 from engine.model_runner import LaneSteps, StepLanes
-from engine.npu_opener import OpenedNpu
+from engine.npu.guarded_lane import GuardedLane
+from engine.npu.opener import OpenedNpu
+from engine.npu.overflow_ledger import WHOLE_STEP
+from engine.npu.watchdog import Watchdog
 from engine.observed_costs import Factors, ObservedCosts, StickyChoice
-from engine.overflow_ledger import WHOLE_STEP
 from engine.overlapped_step import OverlappedStep
 from engine.placement import (
     CPU,
@@ -36,7 +37,6 @@ from engine.placement import (
     segment_routes,
 )
 from engine.step_form import StepForm
-from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from engine.simd import Emitter, intrinsic, result_of
+from engine.kernels.simd import Emitter, intrinsic, result_of
 
 _SPINS_BEFORE_YIELD = 2000
 _YIELD = "hexlm_yield_core"

@@ -14,9 +14,9 @@ import numba
 from llvmlite import ir
 from numba import types
 
-from engine import panel_simd
-from engine.panel_matrix import PANEL_FORMS
-from engine.simd import Emitter, intrinsic, result_of
+from engine.kernels import panel_simd
+from engine.kernels.panel_matrix import PANEL_FORMS
+from engine.kernels.simd import Emitter, intrinsic, result_of
 
 TILE_ROWS = 8
 

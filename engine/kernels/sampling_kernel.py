@@ -12,8 +12,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from engine import simd
-from engine.simd import LANES, RUN
+from engine.kernels import simd
+from engine.kernels.simd import LANES, RUN
 
 Scratch = tuple[NDArray[Any], ...]
 

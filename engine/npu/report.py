@@ -26,17 +26,17 @@ from engine.errors import DeviceError
 from engine.lane_timing import THOROUGH, Effort, time_call
 from engine.loader import EngineConfig, OnPhase, find_placement, load_parts
 from engine.model_runner import ModelRunner
-from engine.npu_engine import measure_cpu, measure_npu, open_forms, open_lease, state_folder
+from engine.npu.engine import measure_cpu, measure_npu, open_forms, open_lease, state_folder
+from engine.npu.report_batches import decode_batch, prompt_batches
+from engine.npu.report_facts import machine_facts, model_facts, provider_facts
 from engine.placement import EMULATED, Placement, lane_table
-from engine.report_batches import decode_batch, prompt_batches
-from engine.report_facts import machine_facts, model_facts, provider_facts
 from engine.sampler import Sampler
 from engine.step_form import NpuForms, StepForm
 from engine.version import own_version
 from engine.warm_up import warm_up
 
 if TYPE_CHECKING:
-    from engine.qnn_session import QnnOptions
+    from engine.npu.qnn_session import QnnOptions
 
 FORMAT = 1
 
@@ -161,8 +161,8 @@ def _add_npu(
     cpu_profile: CostProfile,
     on_phase: OnPhase,
 ) -> None:
-    from engine.npu_opening import device_config, session_options
-    from engine.qnn_session import find_shared_memory
+    from engine.npu.opening import device_config, session_options
+    from engine.npu.qnn_session import find_shared_memory
 
     device = placement.device
     config = device_config(device, parts.npu)
@@ -285,8 +285,8 @@ def steady_load(
 
 def set_perf_mode(npu: NpuForms, perf_mode: str) -> None:
     """On every session of the lane. Raises DeviceError."""
-    from engine.npu_lane import NpuLane
-    from engine.qnn_session import QnnSession
+    from engine.npu.lane import NpuLane
+    from engine.npu.qnn_session import QnnSession
 
     assert isinstance(npu.lane, NpuLane)
     for session in npu.lane.sessions:
@@ -296,9 +296,9 @@ def set_perf_mode(npu: NpuForms, perf_mode: str) -> None:
 
 def _copies(options: QnnOptions, plan: ReportPlan, has_shared_memory: bool) -> Iterator[Document]:
     """Seconds of a graph that only adds, by the bytes of its input and output together."""
-    from engine.npu_calls import HostMemory, PlainMemory
+    from engine.npu.calls import HostMemory, PlainMemory
+    from engine.npu.qnn_session import find_shared_memory, open_graph
     from engine.probe_graph import INPUT, OUTPUT, probe_graph
-    from engine.qnn_session import find_shared_memory, open_graph
 
     memories: dict[str, HostMemory] = {"plain": PlainMemory()}
     shared = find_shared_memory(options) if has_shared_memory else None

@@ -13,15 +13,12 @@ from pathlib import Path
 
 import platformdirs
 
-from engine.attention_kernel import KernelAttention
 from engine.cost_profile import CostProfile
 from engine.device_board import DeviceBoard, DeviceReport, LaneReport
 from engine.dispatcher import Dispatcher, NpuPolicy
 from engine.engine_parts import EngineParts
-from engine.fault_memory import FaultMemory
-from engine.guarded_lane import GuardedLane
+from engine.kernels.attention_kernel import KernelAttention
 from engine.kv_format import BLOCK_SIZE
-from engine.lane_gate import GateState
 from engine.lane_timing import (
     QUICK,
     Effort,
@@ -34,12 +31,15 @@ from engine.lane_timing import (
     time_lane,
 )
 from engine.model_runner import LaneSteps
-from engine.npu_lease import NoLease, NpuLease
-from engine.npu_opener import NpuOpener, OnPhase, OpenedNpu
+from engine.npu.fault_memory import FaultMemory
+from engine.npu.guarded_lane import GuardedLane
+from engine.npu.lane_gate import GateState
+from engine.npu.lease import NoLease, NpuLease
+from engine.npu.opener import NpuOpener, OnPhase, OpenedNpu
+from engine.npu.watchdog import Watchdog
 from engine.placement import CPU, EMULATED, NPU, Placement
 from engine.profile_store import ProfileStore
 from engine.step_form import NpuForms
-from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def open_forms(
     parts: EngineParts, device: str, on_phase: OnPhase, lease: AbstractContextManager[None]
 ) -> NpuForms:
     """Compiles what is missing and loads it. Raises DeviceError or DeviceUnavailable."""
-    from engine.npu_opening import open_npu
+    from engine.npu.opening import open_npu
 
     return open_npu(
         bundle=parts.bundle,

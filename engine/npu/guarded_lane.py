@@ -15,7 +15,7 @@ from engine.batch import Float32Array, Int32Array
 from engine.cost_profile import FIRST, HEAD, LAST, MIDDLE
 from engine.errors import DeviceError
 from engine.lane import Lane, LaneCounters, RowBuffers, StepBuffers
-from engine.watchdog import Watchdog
+from engine.npu.watchdog import Watchdog
 
 T = TypeVar("T")
 

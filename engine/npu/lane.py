@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from engine.architectures.config import ModelConfig
 from engine.batch import Float32Array, Int32Array
 from engine.buckets import BucketPlan, Piece, default_costs
-from engine.fp16_range import rows_not_finite, settle
+from engine.kernels.rows_kernel import copy_rows
 from engine.lane import LaneCounters, RowBuffers, StepBuffers
-from engine.npu_calls import BoundGraph, CallAccount, HostMemory, PlainMemory, Wiring
-from engine.rows_kernel import copy_rows
+from engine.npu.calls import BoundGraph, CallAccount, HostMemory, PlainMemory, Wiring
+from engine.npu.fp16_range import rows_not_finite, settle
 from engine.session import Session
 
 
