@@ -11,13 +11,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
 from engine.architectures.config import ModelConfig
 from engine.export.packing import DENSE_BITS, PackedMatrix, unpack_blocks
-from engine.export.weights_file import ALIGNMENT_BYTES
+from engine.export.weights_file import AlignedFile
 from engine.importers.checkpoint import CheckpointTensor
 from engine.importers.integer_blocks import IntegerBlocks
 from engine.importers.minimum_blocks import minimum_blocks
@@ -74,38 +73,26 @@ def have_panels(config: ModelConfig) -> bool:
     return not any(size % BLOCK_INPUTS for size in inputs) and config.qkv_size % PANEL_OUTPUTS == 0
 
 
-class PanelsFile:
+class PanelsFile(AlignedFile):
     """Appends matrices; `finish` writes the index. A context manager."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder / PANELS_FILE)
         self._folder = folder
-        self._file = (folder / PANELS_FILE).open("wb")
         self._index: dict[str, StoredPanels] = {}
         self._is_complete = True
-
-    def __enter__(self) -> PanelsFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
 
     def append(self, name: str, blocks: Blocks | None) -> None:
         """None: there are no panels of this matrix, and so of the model. OSError: a full disk."""
         if blocks is None:
             self._is_complete = False
             return
-        offset = -(-self._file.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._file.seek(offset)
+        offset = self.begin()
         form = choose_form(blocks)
         num_rows, num_cols = blocks.shape
         for start in range(0, num_rows, _CHUNK_ROWS):
             part = blocks.rows(start, start + _CHUNK_ROWS)
-            self._file.write(pack_panels(part, form).data.data)
+            self.stream.write(pack_panels(part, form).data.data)
         self._index[name] = StoredPanels(form.bits, form.kind.value, num_rows, num_cols, offset)
 
     def layer_bits(self) -> set[int]:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 import onnx
@@ -57,13 +58,13 @@ class StoredMatrix:
     bias: StoredArray | None = None
 
 
-class WeightsFile:
-    """Appends arrays, page-aligned so that they can be mapped. A context manager."""
+class AlignedFile:
+    """A file of stretches that each begin at a page, so that they can be mapped."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self.stream = path.open("wb")
 
-    def __enter__(self) -> WeightsFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -72,14 +73,22 @@ class WeightsFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        self.stream.close()
+
+    def begin(self) -> int:
+        """The offset of the next stretch, to which writing goes now."""
+        offset = -(-self.stream.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return self.stream.seek(offset)
+
+
+class WeightsFile(AlignedFile):
+    """Appends arrays. A context manager."""
 
     def append(self, name: str, array: NDArray[np.generic]) -> StoredArray:
         """Raises OSError when the disk is full."""
-        offset = -(-self._file.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._file.seek(offset)
+        offset = self.begin()
         data = np.ascontiguousarray(array)
-        self._file.write(data.data)
+        self.stream.write(data.data)
         return StoredArray(name, data.dtype.name, data.shape, offset, data.nbytes)
 
 
