@@ -166,7 +166,7 @@ class DraftModelProposer:
         return min(depth, room, sequence.max_num_tokens - sequence.num_tokens - 1)
 
     def _catch_up(self, records: list[_Record], depths: list[int]) -> list[_Drafting]:
-        """Those that can be drafted at this step; of one other, a part of what it lacks is computed."""
+        """Those that can be drafted at this step; of one other, a part of what it lacks is done."""
         ready: list[_Drafting] = []
         spans: list[tuple[DraftPages, int]] = []
         budget = min(MAX_CATCH_UP, self._model.max_tokens - 2 * len(records))
