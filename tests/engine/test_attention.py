@@ -132,16 +132,18 @@ def filled_layer(kv_format: str, group: int, head_size: int, **changes: Any) -> 
 
 @pytest.mark.parametrize(("kv_format", "group", "head_size"), SHAPES)
 def test_the_kernel_equals_the_reference(kv_format: str, group: int, head_size: int) -> None:
-    assert_kernel_equals_reference(filled_layer(kv_format, group, head_size))
+    layer = filled_layer(kv_format, group, head_size)
+    # Sums over 256 dimensions round more than those over the usual ones.
+    assert_kernel_equals_reference(layer, 2e-6 if head_size < 256 else 3e-6)
 
 
 @pytest.mark.parametrize("kv_format", ["f32", "int8"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_equals_the_reference(kv_format: str, variant: str) -> None:
-    assert_kernel_equals_reference(filled_layer(kv_format, 3, 32, **VARIANTS[variant]))
+    assert_kernel_equals_reference(filled_layer(kv_format, 3, 32, **VARIANTS[variant]), 3e-6)
 
 
-def assert_kernel_equals_reference(layer: Layer) -> None:
+def assert_kernel_equals_reference(layer: Layer, bound: float) -> None:
     decodes = [span(1, each.table, each.num_past) for each in MIXED if each.num_past]
     for spans in (MIXED, decodes):
         batch = make_batch(spans, NUM_BLOCKS - 1)
@@ -152,7 +154,7 @@ def assert_kernel_equals_reference(layer: Layer) -> None:
         found = layer.run(layer.kernel, qkv, batch)
         assert_same_pages(layer.pages, written)
         difference = float(np.abs(found - expected).max())
-        assert difference < 3e-6, f"the largest difference is {difference:.3g}"
+        assert difference < bound, f"the largest difference is {difference:.3g}"
 
 
 @pytest.mark.parametrize("variant", ["window", "softcap", "all of it"])

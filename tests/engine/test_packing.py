@@ -16,6 +16,7 @@ from engine.errors import ImportFailed
 from engine.export.packing import (
     PackedMatrix,
     Packer,
+    half_scales,
     narrowed,
     pack_auto,
     pack_dense,
@@ -248,3 +249,16 @@ def test_scales_that_are_no_numbers_are_refused() -> None:
     blocks.scales[2, 1] = np.nan
     with pytest.raises(ImportFailed, match="'t' holds values that are no number"):
         pack_auto("t", [integer_tensor(blocks)])
+
+
+@given(st.floats(2.0**-14, 65504, width=32))
+def test_scales_within_the_range_of_float16_are_its_nearest_numbers(scale: float) -> None:
+    for sign in (1, -1):
+        scales = np.array([sign * scale], np.float32)
+        assert half_scales(scales)[0] == np.float32(np.float16(scales[0]))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-5, 2.0**-15, 65505.0, 1e6])
+def test_scales_beyond_the_range_of_float16_stay(scale: float) -> None:
+    scales = np.array([scale, -scale], np.float32)
+    assert np.array_equal(half_scales(scales), scales)

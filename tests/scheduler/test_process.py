@@ -18,12 +18,23 @@ from scheduler.messages import (
 )
 from scheduler.policy import SchedulerConfig
 from scheduler.process import EngineLoader, engine_process_main, run_engine
-from tests.fakes import FakeEngine, ScriptedRunner, expected_tokens, make_config, make_request
+from tests.fakes import (
+    FakeEngine,
+    FakeFacts,
+    ScriptedRunner,
+    expected_tokens,
+    make_config,
+    make_request,
+)
 
 
 def load_fake(on_phase: Callable[[str], None]) -> FakeEngine:
     on_phase("reading weights")
     return FakeEngine(ScriptedRunner(block_size=4))
+
+
+def load_with_buckets(on_phase: Callable[[str], None]) -> FakeEngine:
+    return FakeEngine(ScriptedRunner(block_size=4), info=FakeFacts(token_buckets=(1, 8)))
 
 
 def load_nothing(on_phase: Callable[[str], None]) -> FakeEngine:
@@ -142,3 +153,15 @@ def test_a_spawned_engine_process_serves_and_ends_with_its_server() -> None:
     process.join(15)
     assert process.exitcode == 0
     process.close()
+
+
+def test_steps_are_cut_to_the_buckets_of_the_engine() -> None:
+    thread, connection = start_thread(load_with_buckets, make_config())
+    while not isinstance(receive(connection), EngineReady):
+        pass
+    connection.send(make_request("r", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 1))
+    first = receive(connection)
+    assert isinstance(first, StepResult) and first.stats.num_step_tokens == 9
+    connection.send(Shutdown())
+    thread.join(20)
+    assert not thread.is_alive()
