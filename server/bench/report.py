@@ -39,8 +39,8 @@ def shown(spread: Spread | None) -> str:
 
 
 def suite_tables(results: Results) -> list[TextTable]:
-    """One table per suite; with two servers, the last column says how many times better the
-    first one is."""
+    """One table per suite; with several servers, the last column says how many times better the
+    first one is than the best of the others."""
     by_suite: dict[str, list[tuple[FigureKey, dict[str, Samples]]]] = {}
     for key, targets in results.figures.items():
         by_suite.setdefault(key.suite, []).append((key, targets))
@@ -66,11 +66,17 @@ def _row(key: FigureKey, targets: Mapping[str, Samples], names: Sequence[str]) -
 
 
 def _ratio(key: FigureKey, spreads: Sequence[Spread | None]) -> str:
-    ours, theirs = spreads[0], spreads[1]
+    ours, *others = [spread.median if spread else None for spread in spreads]
+    theirs = best_of([each for each in others if each is not None], key.is_lower_better)
     if ours is None or theirs is None:
         return MISSING
-    times = advantage(ours.median, theirs.median, is_lower_better=key.is_lower_better)
-    return f"{number(times)} x"
+    return f"{number(advantage(ours, theirs, is_lower_better=key.is_lower_better))} x"
+
+
+def best_of(values: Sequence[float], is_lower_better: bool) -> float | None:
+    if not values:
+        return None
+    return min(values) if is_lower_better else max(values)
 
 
 def comparison_table(comparison: Comparison) -> TextTable:
@@ -121,13 +127,13 @@ def to_markdown(results: Results, comparison: Comparison | None = None) -> str:
     if comparison is not None:
         tables.append(comparison_table(comparison))
     for table in tables:
-        parts += ["", f"## {table.title}", "", *_markdown_table(table)]
+        parts += ["", f"## {table.title}", "", *markdown_table(table)]
     if comparison is not None:
         parts += ["", *(f"- {line}" for line in comparison.differences)]
     return "\n".join(parts) + "\n"
 
 
-def _markdown_table(table: TextTable) -> Iterator[str]:
+def markdown_table(table: TextTable) -> Iterator[str]:
     yield _markdown_row(table.columns)
     yield _markdown_row(["---"] * len(table.columns))
     for row in table.rows:

@@ -83,6 +83,17 @@ class Results:
         if note not in self.notes:
             self.notes.append(note)
 
+    def merge(self, other: Results) -> None:
+        """Takes over what another run on this machine has; where both have a server's figure,
+        the other's is kept."""
+        self.targets |= other.targets
+        for key, targets in other.figures.items():
+            self.figures.setdefault(key, {}).update(targets)
+        for note in other.notes:
+            self.note(note)
+        self.roofline |= other.roofline
+        self.power |= other.power
+
 
 def to_json(results: Results) -> str:
     document = {

@@ -56,6 +56,10 @@ class Case:
     x_label: str = ""
     is_constant: bool = False
 
+    @property
+    def full_name(self) -> str:
+        return f"{self.suite}: {self.name}"
+
     def key(self, measured: Measured) -> FigureKey:
         return FigureKey(
             self.suite,
@@ -70,12 +74,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What suites make their cases from. `max_length`: tokens that every target can hold."""
+    """What suites make their cases from. `max_length`: tokens that every target can hold;
+    `arrivals_s`: how long requests keep coming at each of `rates`."""
 
     max_length: int
     is_quick: bool = False
     rates: tuple[float, ...] = (1.0, 2.0, 4.0)
     objectives: Objectives = field(default_factory=Objectives)
+    arrivals_s: float = 20.0
 
 
 class Progress(Protocol):
@@ -100,7 +106,7 @@ class BenchRun:
         done = 0
         for case in cases:
             for number in range(self._num_rounds(case)):
-                progress(f"{case.suite}: {case.name}", done, total)
+                progress(case.full_name, done, total)
                 await self._round(case, number)
                 done += 1
         progress("done", total, total)
@@ -109,7 +115,7 @@ class BenchRun:
         return 1 if case.is_constant else self.warm_ups + self.rounds
 
     async def _round(self, case: Case, number: int) -> None:
-        """Every other round begins with the other target, so that a drift meets both."""
+        """Every other round goes through the targets backwards, so that a drift meets all."""
         is_warm_up = not case.is_constant and number < self.warm_ups
         order = self.targets if number % 2 else tuple(reversed(self.targets))
         for target in order:

@@ -68,7 +68,9 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """`suites` empty: all. `roofline_threads` 0: not measured. `max_length` bounds every prompt."""
+    """`suites` empty: all of them; `cases` empty: all of theirs, otherwise those with these full
+    names ("decode: context 64, 128 new"). `roofline_threads` 0: not measured. `max_length` bounds
+    every prompt. `arrivals_s`: how long requests keep coming at each of `rates`."""
 
     endpoints: tuple[Endpoint, ...]
     suites: tuple[str, ...] = ()
@@ -79,16 +81,21 @@ class BenchSettings:
     objectives: Objectives = field(default_factory=Objectives)
     roofline_threads: int = 0
     max_length: int | None = None
+    cases: tuple[str, ...] = ()
+    warm_ups: int = 1
+    arrivals_s: float = 20.0
 
     def record(self) -> dict[str, Any]:
         """What the file says; no addresses."""
         return {
             "rounds": self.rounds,
-            "warm_ups": 1,
+            "warm_ups": self.warm_ups,
             "seed": self.seed,
             "is_quick": self.is_quick,
             "suites": list(self.suites),
+            "cases": list(self.cases),
             "rates": list(self.rates),
+            "arrivals_s": self.arrivals_s,
             "objectives": asdict(self.objectives),
             "max_length": self.max_length,
         }
@@ -195,9 +202,12 @@ async def measure_targets(
         settings.is_quick,
         settings.rates,
         settings.objectives,
+        settings.arrivals_s,
     )
-    run = BenchRun(targets, results, tokens, settings.rounds, settings.seed)
-    await run.run(cases_of(settings.suites, plan), progress)
+    run = BenchRun(targets, results, tokens, settings.rounds, settings.seed, settings.warm_ups)
+    cases = cases_of(settings.suites, plan)
+    wanted = settings.cases or tuple(case.full_name for case in cases)
+    await run.run([case for case in cases if case.full_name in wanted], progress)
 
 
 def common_length(targets: Sequence[Target], wanted: int | None = None) -> int:

@@ -16,7 +16,7 @@ from server.bench.workloads import burst_arrivals, poisson_arrivals, stream_of
 
 NAME = "arrivals"
 PROMPT, NUM_NEW = 256, 64
-DURATION_S, QUICK_DURATION_S = 20.0, 3.0
+QUICK_DURATION_S = 3.0
 MIN_REQUESTS = 4
 BURST_SIZE = 8
 POISSON, BURST = "Poisson", "bursts"
@@ -26,7 +26,7 @@ _SHOWN = ("TTFT p50", "TTFT p95", "ITL p95")
 def cases(plan: Plan) -> tuple[Case, ...]:
     if plan.max_length <= PROMPT + NUM_NEW:
         return ()
-    duration_s = QUICK_DURATION_S if plan.is_quick else DURATION_S
+    duration_s = QUICK_DURATION_S if plan.is_quick else plan.arrivals_s
     rates = plan.rates[:1] if plan.is_quick else plan.rates
     return tuple(
         Case(

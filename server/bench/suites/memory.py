@@ -12,7 +12,7 @@ from server.bench.errors import NotAvailable
 from server.bench.run import Case, Measured, Plan, Round
 from server.bench.target import Target
 from server.bench.together import background
-from server.bench.workloads import lengths_up_to, stream_of
+from server.bench.workloads import stream_of
 
 NAME = "memory"
 LENGTHS, QUICK_LENGTHS = (1024, 4096, 8192), (256,)
@@ -22,7 +22,8 @@ POLL_S = 0.02
 
 def cases(plan: Plan) -> tuple[Case, ...]:
     lengths = QUICK_LENGTHS if plan.is_quick else LENGTHS
-    fitting = lengths_up_to(plan.max_length, lengths, NUM_NEW)
+    limit = plan.max_length - NUM_NEW
+    fitting = list(dict.fromkeys(min(length, limit) for length in lengths if limit > 0))
     peaks = [
         Case(NAME, f"all processes, {n} tokens", partial(measure_peak, n), n, "context tokens")
         for n in fitting

@@ -22,6 +22,7 @@ SYSTEM, USER, REPLY, TURNS = 256, 64, 64, 4
 AGENT_PREFIX, AGENT_OWN, AGENT_CALLS = 2000, 64, 4
 NUM_SAMPLES, SAMPLE_PROMPT = 4, 512
 BATCH, BATCH_PREFIX, BATCH_OWN, BATCH_NEW = 10, 2000, 32, 32
+AGAIN, QUICK_AGAIN, AGAIN_ROOM = 1000, 200, 16
 QUICK_PREFIX = 256
 
 
@@ -38,6 +39,9 @@ def cases(plan: Plan) -> tuple[Case, ...]:
             Case(NAME, f"n = {NUM_SAMPLES}", measure_parallel),
             Case(NAME, f"{BATCH} with {prefix} in common", partial(measure_batch, prefix)),
         ]
+    again = QUICK_AGAIN if plan.is_quick else AGAIN
+    if again + AGAIN_ROOM < plan.max_length:
+        made.append(Case(NAME, f"{again} tokens again", partial(measure_again, again)))
     return tuple(made)
 
 
@@ -53,6 +57,15 @@ async def measure_agent(prefix: int, target: Target, this: Round) -> Sequence[Me
     first, *calls = common_prefix_batch(this.tokens, generator, prefix, AGENT_OWN, AGENT_CALLS)
     fresh = await target.ask(first, REPLY)
     return saving([await target.ask(call, REPLY) for call in calls], fresh)
+
+
+async def measure_again(length: int, target: Target, this: Round) -> Sequence[Measured]:
+    """The same prompt twice: the second time, all but its last tokens are known."""
+    prompt = this.tokens.prompt(stream_of(this.seed, NAME, "again", length), length)
+    fresh = await target.ask(prompt, 2)
+    known = await target.ask(prompt, 2)
+    share = 100 * known.ttft_s / fresh.ttft_s
+    return (*saving([known], fresh), Measured("TTFT, known of fresh", share, "%"))
 
 
 def saving(hits: Sequence[Timing], fresh: Timing) -> list[Measured]:

@@ -95,6 +95,32 @@ def test_the_table_has_medians_spreads_and_the_ratio_of_two_servers() -> None:
     assert decode.rows == (("context 64", "rate", "tokens/s", "100", "–", "–", "–"),)
 
 
+def test_of_several_others_the_best_one_counts() -> None:
+    results = make_results([10.0], [100.0])
+    results.targets["third"] = {}
+    results.add(TTFT, "third", 25.0, is_warm_up=False)
+    results.add(RATE, "third", 200.0, is_warm_up=False)
+    prefill, decode = suite_tables(results)
+    assert prefill.columns[3:] == ("hexlm", "peer", "third", "warm-up", "hexlm is better by")
+    assert (prefill.rows[0][-1], decode.rows[0][-1]) == ("2.5 x", "0.5 x")
+
+
+def test_runs_are_put_together_and_the_later_figure_counts() -> None:
+    results = make_results([10.0], [100.0])
+    other = empty_results()
+    other.targets["third"] = {"kind": "OpenAI-compatible"}
+    other.roofline["begin"] = {"num_threads": 2}
+    other.add(TTFT, "hexlm", 8.0, is_warm_up=False)
+    other.add(LONGER, "third", 50.0, is_warm_up=False)
+    other.note(Note("peer", "decode", "context 64", "HTTP 500: no"))
+    results.merge(other)
+    assert list(results.targets) == ["hexlm", "peer", "third"]
+    assert results.figures[TTFT]["hexlm"].rounds == [8.0]
+    assert results.figures[TTFT]["peer"].rounds == [30.0]
+    assert results.figures[LONGER]["third"].rounds == [50.0]
+    assert (len(results.notes), results.roofline["begin"]) == (1, {"num_threads": 2})
+
+
 def test_one_server_has_no_ratio() -> None:
     prefill, _ = suite_tables(make_results([10.0], [100.0], peer=False))
     assert prefill.columns == ("case", "figure", "unit", "hexlm", "warm-up")

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from server.bench.errors import RequestFailed
 from server.bench.results import FigureKey, from_json, to_json
 from server.bench.run import BenchRun, Case, Measured, Round
+from server.bench.session import measure_targets
 from server.bench.target import Target
-from tests.server.bench.bench_rig import TOKENS, empty_results, run_suites, target_of
+from tests.server.bench.bench_rig import (
+    TOKENS,
+    empty_results,
+    run_suites,
+    settings_of,
+    target_of,
+)
 from tests.server.bench.scripted_server import ScriptedServer, run_virtual
 
 RATE = FigureKey("decode", "context 64, 16 new", "rate", "tokens/s", False, 64, "context tokens")
@@ -120,6 +128,33 @@ def test_a_run_that_is_ended_keeps_what_is_done() -> None:
     again = from_json(to_json(results))
     (targets,) = again.figures.values()
     assert targets["hexlm"].rounds == [1.0, 2.0]
+
+
+def test_three_servers_are_gone_through_forwards_and_backwards() -> None:
+    log = Log()
+
+    async def job() -> None:
+        targets = [target_of(ScriptedServer(), name) for name in ("hexlm", "a", "b")]
+        run = BenchRun(targets, empty_results(), TOKENS, rounds=2, warm_ups=0)
+        await run.run([log.case], lambda what, done, total: None)
+
+    run_virtual(job)
+    assert [name for name, _, _ in log.asked] == ["b", "a", "hexlm", "hexlm", "a", "b"]
+
+
+def test_only_the_cases_asked_for_are_run_and_without_a_warm_up_if_so_wanted() -> None:
+    results = empty_results()
+    settings = replace(settings_of("prefill", "decode"), cases=("prefill: 512 tokens",), warm_ups=0)
+
+    async def job() -> None:
+        targets = [target_of(ScriptedServer())]
+        await measure_targets(settings, targets, results, lambda what, done, total: None)
+
+    run_virtual(job)
+    assert {(key.suite, key.case) for key in results.figures} == {("prefill", "512 tokens")}
+    assert all(not each["hexlm"].warm_up for each in results.figures.values())
+    assert all(len(each["hexlm"].rounds) == 2 for each in results.figures.values())
+    assert settings.record()["cases"] == ["prefill: 512 tokens"]
 
 
 def test_progress_counts_every_round() -> None:

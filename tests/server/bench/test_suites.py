@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from server.bench.errors import RequestFailed
@@ -145,6 +147,35 @@ def test_names_choose_suites_and_a_short_model_has_fewer_cases() -> None:
     assert {case.suite for case in cases_of([], QUICK)} == SUITES.keys()
     short = cases_of([], Plan(128))
     assert all(case.x is None or case.x <= 128 or case.suite == "concurrency" for case in short)
+
+
+def test_the_same_prompt_again_is_told_as_a_share_of_the_fresh_one() -> None:
+    again = SUITES["prefixes"](QUICK)[-1]
+    assert again.name == "200 tokens again"
+    figures = measure(again, CachingAllButOne(PREFILL_S, STEP_S, is_hexlm=True))
+    assert figures["TTFT, known of fresh"] == pytest.approx(100 * 1 / 200)
+    assert SUITES["prefixes"](Plan(2304))[-1].name == "1000 tokens again"
+
+
+class CachingAllButOne(ScriptedServer):
+    """Computes the last token again, as servers must."""
+
+    def cached_tokens(self, prompt: Any) -> int:
+        return min(super().cached_tokens(prompt), len(prompt) - 1)
+
+
+def test_memory_goes_as_far_as_the_model_does() -> None:
+    names = [case.name for case in SUITES["memory"](Plan(8192))]
+    assert "all processes, 8184 tokens" in names and "KV of 8184 tokens" in names
+    short = [case.name for case in SUITES["memory"](Plan(1000))]
+    assert [name for name in short if name.startswith("all")] == ["all processes, 992 tokens"]
+
+
+def test_requests_come_for_as_long_as_the_plan_says() -> None:
+    server = hexlm()
+    plan = Plan(1024, rates=(2.0,), arrivals_s=5.0)
+    measure(SUITES["arrivals"](plan)[0], server)
+    assert len(server.bodies) == 10
 
 
 def test_names_of_cases_are_unique_and_so_are_their_figures() -> None:
