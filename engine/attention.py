@@ -4,7 +4,8 @@
 the same method and one test runs both. Keys and values are always written to their page first and
 read back from it, also inside a prefill chunk, and each query row is reduced in a fixed order (16
 keys a vector, tiles of 128 keys, by position): a row's result does not depend on its batch.
-The softmax is computed online over the tiles (Milakov & Gimelshein 2018; Dao et al. 2022).
+The softmax is computed online over the tiles (Milakov & Gimelshein 2018; Dao et al. 2022). Over
+quantized pages queries and weights are rounded to 16 bits (`rounded_attention.py`).
 What layers differ in (window, rope) and models (scale, softcap) is in the config.
 Knows arrays only: no segments, no sequences' ids.
 """
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 
 from engine.architectures.config import LayerConfig, ModelConfig, Rope
 from engine.batch import Batch, Float32Array, Int32Array
-from engine.kernels.simd import INT4_GROUP_SIZE
 from engine.kv_cache import LayerPages
 from engine.kv_format import BLOCK_SIZE, MAX_MAGNITUDE, MIN_SCALE, KVFormat, PageFormat
+from engine.rounded_attention import Tokens, rounded_attention
+from engine.vector_sizes import INT4_GROUP_SIZE
 
 Attend = Callable[[Float32Array, LayerPages, Float32Array], None]
 
@@ -82,13 +84,16 @@ class NumpyAttention:
         self, key: Float32Array, value: Float32Array, pages: LayerPages, block: int, offset: int
     ) -> None:
         key, value = (np.pad(x, [(0, 0), (0, self._padding)]) for x in (key, value))
+        lane = pages.keys.shape[-1]
+        row, column = divmod(offset, pages.values.shape[-1])
         for head in range(len(key)):
             finite = bool(_is_finite(key[head]).all() and _is_finite(value[head]).all())
             stored, scales = quantize(key[head], self._format.keys)
-            pages.keys[block, head, :, offset] = stored
+            pages.keys[block, head, :, offset] = stored.reshape(-1, lane)
             pages.key_scales[block, head, :, offset] = scales if finite else np.nan
             stored, scales = quantize(value[head], self._format.values)
-            pages.values[block, head, offset] = stored
+            values = pages.values[block, head, :, row, :, column]
+            values[:] = stored.reshape(values.shape)
             pages.value_scales[block, head, :, offset] = scales
 
     def _attend(
@@ -99,40 +104,60 @@ class NumpyAttention:
         pages: LayerPages,
         out: Float32Array,
     ) -> None:
+        attend_one = self._rounded if self._format.keys.max_level else self._exact
         for s in range(batch.num_sequences):
             first, last = int(batch.query_starts[s]), int(batch.query_starts[s + 1])
             length = int(batch.context_lens[s])
-            blocks = batch.block_tables[s, : -(-length // BLOCK_SIZE)]
-            keys, values = self._gather(pages, blocks)
+            tokens = self._gather(pages, batch.block_tables[s, : -(-length // BLOCK_SIZE)])
             for token in range(first, last):
                 end = length - (last - 1 - token)
                 seen = slice(max(0, end - layer.window) if layer.window else 0, end)
-                out[token] = self._one(queries[token], keys[:, seen], values[:, seen])
+                out[token] = attend_one(queries[token], tokens, seen).reshape(-1)
 
-    def _gather(self, pages: LayerPages, blocks: np.ndarray) -> tuple[Float32Array, Float32Array]:
-        """Keys and values of the blocks' tokens, [KV, tokens, D] float32."""
-        scales, kind = pages.key_scales[blocks], self._format.keys
-        keys = dequantize(pages.keys[blocks].swapaxes(2, 3), scales, kind)
-        scales, kind = pages.value_scales[blocks], self._format.values
-        values = dequantize(pages.values[blocks], scales, kind)
-        return self._by_head(keys), self._by_head(values)
+    def _gather(self, pages: LayerPages, blocks: np.ndarray) -> Tokens:
+        """The blocks' tokens: [KV, tokens, D or G] each."""
+        key, value = self._format.keys, self._format.values
+        keys = unpack(keys_by_token(pages.keys[blocks]), key)
+        values = unpack(values_by_token(pages.values[blocks]), value)
+        scales = (x[blocks].swapaxes(-1, -2) for x in (pages.key_scales, pages.value_scales))
+        return Tokens(*(self._by_head(x) for x in (keys, *scales, values)))
 
     def _by_head(self, x: Float32Array) -> Float32Array:
-        """[blocks, KV, 16, padded] → [KV, tokens, D]."""
-        flat = x.swapaxes(0, 1).reshape(self._config.num_kv_heads, -1, x.shape[-1])
-        return flat[..., : self._config.head_size]
+        """[blocks, KV, 16, n] → [KV, tokens, n]."""
+        return x.swapaxes(0, 1).reshape(self._config.num_kv_heads, -1, x.shape[-1])
 
-    def _one(self, query: Float32Array, keys: Float32Array, values: Float32Array) -> Float32Array:
+    def _exact(self, query: Float32Array, tokens: Tokens, seen: slice) -> Float32Array:
         c = self._config
         grouped = query.reshape(c.num_kv_heads, -1, c.head_size)  # [KV, G, D]
-        scores = np.einsum("hgd,hkd->hgk", grouped, keys)
+        keys, values = (x[:, seen, : c.head_size] for x in (tokens.keys, tokens.values))
+        scores = np.einsum("hgd,hkd->hgk", grouped, keys * tokens.key_scales[:, seen])
         if c.attention_softcap:
             cap = np.float32(c.attention_softcap)
             scores = cap * np.tanh(scores / cap)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         attended: Float32Array = np.einsum("hgk,hkd->hgd", weights, values)
-        return attended.reshape(-1)
+        return attended
+
+    def _rounded(self, query: Float32Array, tokens: Tokens, seen: slice) -> Float32Array:
+        c = self._config
+        grouped = query.reshape(c.num_kv_heads, -1, c.head_size)
+        padded = np.pad(grouped, [(0, 0), (0, 0), (0, self._padding)])
+        softcap = np.float32(c.attention_softcap)
+        return rounded_attention(padded, tokens, seen, softcap)[..., : c.head_size]
+
+
+def keys_by_token(keys: np.ndarray) -> np.ndarray:
+    """`PageFormat.key_shape` → [16, elements], behind any other axes."""
+    by_token = np.moveaxis(keys, -2, -3)
+    return by_token.reshape(*by_token.shape[:-2], -1)
+
+
+def values_by_token(values: np.ndarray) -> np.ndarray:
+    """`PageFormat.value_shape` → [16, elements], behind any other axes."""
+    by_token = np.moveaxis(values, (-3, -1), (-4, -3))  # [16 / lane, lane, elements, elements]
+    shape = by_token.shape
+    return by_token.reshape(*shape[:-4], shape[-4] * shape[-3], -1)
 
 
 def rotate(
@@ -158,19 +183,26 @@ def quantize(x: Float32Array, page_format: PageFormat) -> tuple[np.ndarray, Floa
     groups = x.reshape(page_format.num_groups(len(x)), -1)
     scales = np.abs(groups).max(axis=1) / np.float32(page_format.max_level)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > MIN_SCALE)
-    levels = np.rint(groups * inverse[:, None])
+    levels = np.rint(groups * inverse[:, None]).astype(np.int16) + page_format.bias
     if page_format.bits == 8:
-        return levels.reshape(-1).astype(np.int8), scales
+        return levels.reshape(-1).astype(page_format.dtype), scales
     half = INT4_GROUP_SIZE // 2
-    nibbles = levels.astype(np.int16) + 8
-    return (nibbles[:, :half] | nibbles[:, half:] << 4).astype(np.uint8).reshape(-1), scales
+    low, high = levels[:, :half] & 15, levels[:, half:] & 15
+    return (low | high << 4).astype(np.uint8).reshape(-1), scales
+
+
+def unpack(stored: np.ndarray, page_format: PageFormat) -> Float32Array:
+    """[..., elements] → what is stored as float32 [..., D], D padded, before its scales."""
+    if page_format.bits == 4:
+        packed = stored.reshape(*stored.shape[:-1], -1, INT4_GROUP_SIZE // 2)
+        nibbles = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.int16)
+        levels = ((nibbles + 8 - page_format.bias) & 15) - 8
+        return levels.reshape(*stored.shape[:-1], -1).astype(np.float32)
+    return stored.astype(np.float32) - np.float32(page_format.bias)
 
 
 def dequantize(stored: np.ndarray, scales: Float32Array, page_format: PageFormat) -> Float32Array:
     """[..., 16, elements] with scales [..., G, 16] → [..., 16, D] float32, D padded."""
-    if page_format.bits == 4:
-        packed = stored.reshape(*stored.shape[:-1], scales.shape[-2], -1)
-        levels = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.float32) - 8
-        values = levels * scales.swapaxes(-1, -2)[..., None]
-        return values.reshape(*stored.shape[:-1], -1)
-    return stored.astype(np.float32) * scales.swapaxes(-1, -2)
+    levels = unpack(stored, page_format)
+    by_group = np.repeat(scales, levels.shape[-1] // scales.shape[-2], axis=-2)
+    return levels * by_group.swapaxes(-1, -2)

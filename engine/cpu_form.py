@@ -33,7 +33,9 @@ def open_cpu_form(
     config = bundle.config
     if kernels == "auto" and has_panels(bundle):
         weights = PanelWeights(bundle, max_model_len)
-        return KernelRunner(config, weights, embedding, cache, max_tokens, max_rows, num_threads)
+        return KernelRunner(
+            config, weights, embedding, cache, max_tokens, max_rows, num_threads, max_model_len
+        )
     lane = CpuLane(config, bundle.path, max_tokens, max_rows, num_threads)
     attention = KernelAttention(config, cache.kv_format, max_model_len, max_tokens, num_threads)
     return ModelRunner(lane, attention, embedding, cache)

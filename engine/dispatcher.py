@@ -29,6 +29,8 @@ from engine.npu.overflow_ledger import WHOLE_STEP, OverflowLedger
 from engine.npu.steps import NpuSteps, Way
 from engine.npu.watchdog import Watchdog
 from engine.placement import CPU, lane_table
+from engine.recorder import NO_RECORDER, Recorder
+from engine.span import Category, lane_track
 from engine.step_form import StepForm
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,12 @@ class CpuDispatcher:
     def usage(self) -> Usage:
         lane = LaneUsage(CPU, self._num_steps, self._num_tokens, 0, self._cpu.counters.copied_bytes)
         return Usage((CPU,), (lane,))
+
+    def interrupt(self) -> None:
+        self._cpu.interrupt()
+
+    def record(self, recorder: Recorder) -> None:
+        self._cpu.record(recorder)
 
     def execute(self, batch: Batch) -> Float32Array:
         """See `StepForm.execute`."""
@@ -94,6 +102,7 @@ class Dispatcher:
         self._num_layers = len(lane_steps.cache.layers)
         self._gate = LaneGate()
         self._ledger = OverflowLedger(self._num_layers + 2)
+        self._recorder: Recorder = NO_RECORDER
         self._steps: NpuSteps | None = None
         self._has_been_open = False
         self._refuse_until_s = float("-inf")
@@ -155,6 +164,18 @@ class Dispatcher:
             self._note_fault(steps, error)
         return self._on_cpu(batch)
 
+    def interrupt(self) -> None:
+        """Of a step on the CPU; one that has begun on the NPU goes on."""
+        self._cpu.interrupt()
+
+    def record(self, recorder: Recorder) -> None:
+        """From now on tells the recorder what the steps do, on whatever device."""
+        self._recorder = recorder
+        self._cpu.record(recorder)
+        self._lane_steps.record(recorder)
+        if self._steps is not None:
+            self._steps.record(recorder)
+
     def close(self) -> None:
         if self._steps is not None:
             self._steps.close()
@@ -179,8 +200,10 @@ class Dispatcher:
         if not way.uses_npu:
             logits = steps.execute(way, batch)
         else:
-            asked_s = self._clock()
+            asked_s, asked_ns = self._clock(), self._recorder.now_ns()
             with self._lease:
+                track = lane_track(self._name)
+                self._recorder.ended("turn on the NPU", Category.WAIT, track, asked_ns)
                 steps.observe_wait(self._clock() - asked_s)
                 logits = steps.execute(way, batch)
         self._account(way.devices, batch)
@@ -248,6 +271,7 @@ class Dispatcher:
             can_overlap=self._policy.can_overlap,
         )
         self._steps.banned = self._ledger.banned
+        self._steps.record(self._recorder)
         self._has_been_open = True
         self._gate.opened(self._clock(), result.note)
         plan = self._plan(result)

@@ -68,3 +68,7 @@ class DeviceUnavailable(EngineError):
 
 class DoesNotFit(EngineError):
     pass
+
+
+class StepInterrupted(EngineError):
+    """A step was given up for something more urgent. Nothing is wrong with it or the device."""

@@ -14,15 +14,20 @@ import numpy as np
 from engine.architectures.config import ModelConfig
 from engine.batch import Batch, Float32Array
 from engine.embedding import Embedding
-from engine.kernels.attention_kernel import MAX_TILE_ROWS, make_buffers
+from engine.errors import StepInterrupted
+from engine.kernels.attention_kernel import make_buffers
+from engine.kernels.attention_tiles import open_tiles
+from engine.kernels.panel_amx import UNPACKED_BYTES, WIDE_ROWS
 from engine.kernels.panel_matrix import BLOCK_INPUTS, PANEL_OUTPUTS
-from engine.kernels.panel_tiles import TILE_ROWS
+from engine.kernels.panel_tiles import HAS_MATRIX_UNIT, TILE_ROWS
 from engine.kernels.step_kernel import (
+    CHUNK_PANELS,
     COUNTER_WORDS,
     COUNTERS_PER_LAYER,
     GATED_COLUMNS,
     GELU_TANH,
     NUM_LAYER_PHASES,
+    NUM_MLP_PHASES,
     SILU,
     Buffers,
     Numbers,
@@ -36,6 +41,7 @@ from engine.kv_cache import PagedKVCache
 from engine.kv_format import KVFormat
 from engine.lane import LaneCounters
 from engine.panel_weights import PanelWeights
+from engine.recorder import NO_RECORDER, Recorder
 from engine.team_size import TeamSize
 
 
@@ -53,6 +59,7 @@ class KernelRunner:
         max_tokens: int,
         max_rows: int,
         num_threads: int,
+        max_model_len: int,
     ) -> None:
         self._weights = weights
         self._embedding = embedding
@@ -62,13 +69,13 @@ class KernelRunner:
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 1), "step")
         self._numbers = make_numbers(config, weights, cache.kv_format)
         self._buffers = make_step_buffers(
-            config, cache.kv_format, max_tokens, max_rows, num_threads
+            config, cache.kv_format, max_tokens, max_rows, num_threads, max_model_len
         )
         self._pages = Pages(*cache.arrays)
+        self._recorder: Recorder = NO_RECORDER
+        self._phases = labelled_phases(config.num_layers)
         self._num_steps = self._num_tokens = 0
-        # The number of elements is what counts: it chooses the compiled form.
-        self._decode_rows = (0,) * min(config.num_heads // config.num_kv_heads, MAX_TILE_ROWS)
-        self._prefill_rows = (0,) * MAX_TILE_ROWS
+        self._tiles = open_tiles(cache.kv_format, config.num_heads // config.num_kv_heads)
 
     @property
     def counters(self) -> LaneCounters:
@@ -77,13 +84,20 @@ class KernelRunner:
     def fits(self, batch: Batch) -> bool:
         return True
 
+    def record(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def interrupt(self) -> None:
+        """See `StepForm.interrupt`."""
+        self._buffers.stop[0] = 1
+
     def close(self) -> None:
         self._helpers.shutdown()
 
     def execute(self, batch: Batch) -> Float32Array:
         """Logits [R, V] float32 of `batch.logits_rows`, valid until the next call.
 
-        Writes keys and values of all tokens to their slots.
+        Writes keys and values of all tokens to their slots. Raises StepInterrupted.
         """
         self._num_steps += 1
         self._num_tokens += batch.num_tokens
@@ -91,39 +105,57 @@ class KernelRunner:
         self._buffers.sync[:] = 0
         size = self._team.choose(batch.num_tokens)
         started = time.perf_counter()
-        self._run(size, self._step(batch))
+        try:
+            self._run(size, self._step(batch))
+        finally:
+            self._buffers.stop[0] = 0
         seconds = time.perf_counter() - started
-        wait = self._wait_share(size) if size > 1 else 0.0
+        self._recorder.ran(self._phases, self._buffers.times, size, started)
+        wait = self._wait_share(size, has_logits=len(batch.logits_rows) > 0) if size > 1 else 0.0
         self._team.record(batch.num_tokens, size, seconds / batch.num_tokens, wait)
         return self._logits(len(batch.logits_rows))
 
     def _run(self, num_threads: int, step: Step) -> None:
-        def work(part: int) -> None:
-            run_step(
-                part, num_threads, self._weights.model, self._numbers, step, self._pages,
-                self._buffers,
+        def work(part: int) -> bool:
+            return bool(
+                run_step(
+                    part, num_threads, self._weights.model, self._numbers, step, self._pages,
+                    self._buffers,
+                )
             )  # fmt: skip
 
         others = [self._helpers.submit(work, part) for part in range(1, num_threads)]
-        work(0)
+        is_complete = work(0)
         for other in others:
             other.result()
+        if not is_complete:
+            raise StepInterrupted("something more urgent has come")
 
-    def _wait_share(self, num_threads: int) -> float:
-        """Of the last step's time, averaged over its threads."""
-        times = self._buffers.times[:num_threads, : 2 * NUM_LAYER_PHASES * self._num_layers + 1]
+    def _wait_share(self, num_threads: int, has_logits: bool) -> float:
+        """Of the last step's time in the layers, averaged over its threads."""
+        num_phases = NUM_LAYER_PHASES * self._num_layers
+        if not has_logits:  # then the last layer ends with its attention
+            num_phases -= NUM_MLP_PHASES
+        times = self._buffers.times[:num_threads, : 2 * num_phases + 1]
         waits = (times[:, 2::2] - times[:, 1::2]).sum()
         return float(waits / (times[:, -1] - times[:, 0]).sum())
 
     def _step(self, batch: Batch) -> Step:
         return Step(
             batch.positions, batch.slot_mapping, batch.query_starts, batch.context_lens,
-            batch.block_tables, batch.logits_rows, self._decode_rows, self._prefill_rows,
+            batch.block_tables, batch.logits_rows, self._tiles,
         )  # fmt: skip
 
     def _logits(self, num_rows: int) -> Float32Array:
         logits: Float32Array = self._buffers.logits[:num_rows, : self._vocab_size]
         return np.ascontiguousarray(logits)
+
+
+def labelled_phases(num_layers: int) -> tuple[tuple[str, int | None], ...]:
+    """The phases of a step with their layers; those of the head have none."""
+    names = phase_names(num_layers)
+    layers = [i // NUM_LAYER_PHASES for i in range(NUM_LAYER_PHASES * num_layers)]
+    return tuple(zip(names, [*layers, *[None] * (len(names) - len(layers))], strict=True))
 
 
 def make_numbers(config: ModelConfig, weights: PanelWeights, kv_format: KVFormat) -> Numbers:
@@ -150,22 +182,32 @@ def make_numbers(config: ModelConfig, weights: PanelWeights, kv_format: KVFormat
 
 
 def make_step_buffers(
-    config: ModelConfig, kv_format: KVFormat, max_tokens: int, max_rows: int, num_threads: int
+    config: ModelConfig,
+    kv_format: KVFormat,
+    max_tokens: int,
+    max_rows: int,
+    num_threads: int,
+    max_model_len: int,
 ) -> Buffers:
     hidden, attended = config.hidden_size, config.num_heads * config.head_size
+    widest = max(2 * hidden, attended, config.intermediate_size)  # gates and ups at once
+    unpacked = CHUNK_PANELS * widest // BLOCK_INPUTS * UNPACKED_BYTES if HAS_MATRIX_UNIT else 0
     vocab = config.vocab_size + -config.vocab_size % PANEL_OUTPUTS
-    queries, attention = make_buffers(config, kv_format, max_tokens, num_threads)
+    queries, attention = make_buffers(config, kv_format, max_tokens, num_threads, max_model_len)
 
     def floats(num_rows: int, size: int) -> Float32Array:
         return np.zeros((num_rows + TILE_ROWS, size), np.float32)
 
     def rows(size: int) -> Rows:
         num_blocks = size // BLOCK_INPUTS
-        levels = np.zeros((max_tokens + TILE_ROWS, size), np.int8)
-        return Rows(levels, floats(max_tokens, num_blocks), floats(max_tokens, num_blocks))
+        spare = max_tokens + WIDE_ROWS
+        levels = np.zeros((spare, size), np.int8)
+        scales, sums = (np.zeros((spare, num_blocks), np.float32) for _ in range(2))
+        return Rows(levels, scales, sums)
 
     return Buffers(
-        sync=np.zeros((2 + COUNTERS_PER_LAYER * config.num_layers) * COUNTER_WORDS, np.int64),
+        sync=np.zeros((3 + COUNTERS_PER_LAYER * config.num_layers) * COUNTER_WORDS, np.int64),
+        stop=np.zeros(1, np.int64),
         hidden=floats(max_tokens, hidden),
         row_hidden=floats(max_rows, hidden),
         qkv=floats(max_tokens, config.qkv_size),
@@ -174,7 +216,8 @@ def make_step_buffers(
         entering=rows(hidden),
         inner=rows(max(attended, config.intermediate_size)),
         logits=floats(max_rows, vocab),
-        tiles=np.zeros((num_threads, TILE_ROWS, GATED_COLUMNS), np.float32),
+        tiles=np.zeros((num_threads, WIDE_ROWS, GATED_COLUMNS), np.float32),
+        unpacked=np.zeros((num_threads, unpacked), np.uint8),
         rows=np.zeros((num_threads, hidden), np.float32),
         queries=queries,
         attention=attention,

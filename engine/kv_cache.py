@@ -14,10 +14,11 @@ from engine.kv_format import BLOCK_SIZE, KVFormat
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """The pages of layer `layer`. B blocks of 16 tokens, H KV heads, D stored elements, G groups.
+    """The pages of layer `layer`. B blocks of 16 tokens, H KV heads, G groups.
 
-    `keys` [B, H, D, 16], `values` [B, H, 16, D], each in the dtype, with the D and G of its part of
-    the format; `key_scales`, `value_scales` [B, H, G, 16] float32.
+    `keys` [B, H, *key_shape], `values` [B, H, *value_shape], each in the dtype and with the shape
+    and the G of its part of the format (`kv_format.py`); `key_scales`, `value_scales`
+    [B, H, G, 16] float32. All contiguous.
     """
 
     layer: int
@@ -40,8 +41,8 @@ class PagedKVCache:
         heads = (config.num_layers, num_blocks, config.num_kv_heads)
         size = kv_format.padded_size(config.head_size)
         key, value = kv_format.keys, kv_format.values
-        keys = np.zeros((*heads, key.stored_size(size), BLOCK_SIZE), key.dtype)
-        values = np.zeros((*heads, BLOCK_SIZE, value.stored_size(size)), value.dtype)
+        keys = np.zeros((*heads, *key.key_shape(size)), key.dtype)
+        values = np.zeros((*heads, *value.value_shape(size)), value.dtype)
         key_scales = np.zeros((*heads, key.num_groups(size), BLOCK_SIZE), np.float32)
         value_scales = np.zeros((*heads, value.num_groups(size), BLOCK_SIZE), np.float32)
         self.arrays = (keys, values, key_scales, value_scales)

@@ -17,6 +17,7 @@ from engine.architectures.config import ModelConfig
 from engine.batch import Float32Array, Int32Array
 from engine.export.model import HEAD_FILE, segment_file
 from engine.kernels.rows_kernel import copy_rows
+from engine.recorder import Recorder
 from engine.session import CpuSessions, Session
 
 
@@ -109,6 +110,10 @@ class Lane(Protocol):
         """
         ...
 
+    def record(self, recorder: Recorder) -> None:
+        """From now on tells the recorder of its calls, those of its twins included."""
+        ...
+
     def close(self) -> None:
         """Gives the device's memory back. Neither the lane nor its twins are used afterwards."""
         ...
@@ -173,6 +178,9 @@ class CpuLane:
     def twin(self) -> CpuTwin:
         return CpuTwin(self, self._step.twin())
 
+    def record(self, recorder: Recorder) -> None:
+        """A segment is one call: who runs it knows how long that took."""
+
     def close(self) -> None:
         pass
 
@@ -210,6 +218,9 @@ class CpuTwin:
 
     def twin(self) -> CpuTwin:
         return self._lane.twin()
+
+    def record(self, recorder: Recorder) -> None:
+        self._lane.record(recorder)
 
     def close(self) -> None:
         pass

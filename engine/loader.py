@@ -30,6 +30,7 @@ from engine.model_runner import ModelRunner
 from engine.npu.device_config import NpuSettings
 from engine.npu.lane_gate import GateState
 from engine.placement import CPU, EMULATED, Finding, Placement, place
+from engine.recorder import Recorder
 from engine.sampler import Sampler
 from engine.self_test import is_batch_invariant, is_batch_invariant_form
 from engine.speculation.config import Speculation, SpeculationConfig
@@ -95,6 +96,10 @@ class EngineRunner(Protocol):
 
     @property
     def usage(self) -> Usage: ...
+
+    def interrupt(self) -> None: ...
+
+    def record(self, recorder: Recorder) -> None: ...
 
     def execute(self, batch: Batch) -> Float32Array: ...
 

@@ -17,6 +17,7 @@ from engine.batch import Batch, Float32Array, Int32Array
 from engine.embedding import Embedding
 from engine.kv_cache import PagedKVCache
 from engine.lane import Lane, LaneCounters, RowBuffers
+from engine.recorder import NO_RECORDER, Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ class LaneSteps:
         self.attention = attention
         self.embedding = embedding
         self.cache = cache
+        self.recorder: Recorder = NO_RECORDER
+
+    def record(self, recorder: Recorder) -> None:
+        self.recorder = recorder
 
     def execute_on(self, lanes: StepLanes, batch: Batch) -> Float32Array:
         """Logits [R, V] float32 of `batch.logits_rows`, valid until the next call.
@@ -46,6 +51,7 @@ class LaneSteps:
         Writes keys and values of all tokens to their slots. Raises DeviceError; the slots then
         hold garbage, and executing the batch again mends that.
         """
+        lanes = self.recorder.lanes(lanes)
         for _ in self.pieces(lanes, batch):
             pass
         return run_rows(lanes, [(lanes.segments[-1], batch.logits_rows)])
@@ -58,7 +64,7 @@ class LaneSteps:
         lane = lanes.segments[0]
         buffers = lane.begin(batch.num_tokens)
         self.embedding.lookup(batch.token_ids, buffers.hidden)
-        attend = self.attention.begin(batch)
+        attend = self.recorder.attend(self.attention.begin(batch), batch)
         for i, pages in enumerate(self.cache.layers):
             lane.run(i)
             yield
@@ -91,6 +97,9 @@ class ModelRunner(LaneSteps):
 
     def fits(self, batch: Batch) -> bool:
         return True
+
+    def interrupt(self) -> None:
+        """It goes on: its steps are short calls into sessions."""
 
     def close(self) -> None:
         self.lane.close()

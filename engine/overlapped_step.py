@@ -39,7 +39,8 @@ class OverlappedStep:
         """
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, "second-half")
-        others = self._twins_of(lanes)
+        recorder = self._steps.recorder
+        others, lanes = recorder.lanes(self._twins_of(lanes)), recorder.lanes(lanes)
         turns = _Turns()
         helping = self._helper.submit(self._run, others, second, turns, _SECOND)
         try:

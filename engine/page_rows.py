@@ -10,10 +10,18 @@ from numpy.typing import NDArray
 
 from engine.architectures.config import ModelConfig
 from engine.batch import Float32Array, Int32Array
-from engine.kernels.attention_kernel import MAX_TILE_ROWS, layer_arguments, run_part
+from engine.kernels.attention_kernel import (
+    layer_arguments,
+    make_scratch,
+    query_size,
+    run_part,
+)
+from engine.kernels.attention_tiles import AttentionTiles
 from engine.kernels.gather_kernel import gather_window
 from engine.kv_cache import LayerPages
 from engine.kv_format import KVFormat
+
+_NO_TILES = AttentionTiles(0, 0, 0)
 
 
 class PageRows:
@@ -23,13 +31,13 @@ class PageRows:
         padded_size = kv_format.padded_size(config.head_size)
         self._layers = layer_arguments(config, max_model_len)
         self._levels = (kv_format.keys.max_level, kv_format.values.max_level, config.head_size)
-        self._bits = (kv_format.keys.bits, kv_format.values.bits)
+        self._forms = tuple((part.bits, part.bias) for part in (kv_format.keys, kv_format.values))
         # A group of no query heads: there are no queries in the rows.
-        self._no_queries = np.zeros((config.num_kv_heads, 1, 0, padded_size), np.float32)
-        self._scratch = np.zeros((1, 1, padded_size), np.float32)
+        num_bytes = query_size(kv_format, padded_size)
+        self._no_queries = np.zeros((config.num_kv_heads, 1, 0, num_bytes), np.uint8)
+        self._scratch = make_scratch(kv_format, padded_size, 1, 0, 0)
+        self._counter = np.zeros(1, np.int64)
         self._nothing = np.zeros(0, np.int32)
-        # As long as the attention's own in a decode: the compiled form of `run_part` is the same.
-        self._rows = (0,) * min(config.num_heads // config.num_kv_heads, MAX_TILE_ROWS)
 
     def write(
         self, rows: Float32Array, positions: Int32Array, slots: Int32Array, pages: LayerPages
@@ -37,9 +45,9 @@ class PageRows:
         """Rotates the keys of `rows` [T, 2 * KV * D] (keys, then values) and writes both."""
         nothing = self._nothing
         run_part(
-            0, 1, True, False, self._rows, *self._levels, positions, slots, nothing, nothing,
-            nothing.reshape(0, 0), self._no_queries, self._scratch, *self._layers[pages.layer],
-            rows, *pages.arrays, rows,
+            0, 1, True, False, _NO_TILES, *self._levels, positions, slots, nothing, nothing,
+            nothing.reshape(0, 0), self._no_queries, self._scratch, self._counter,
+            *self._layers[pages.layer], rows, *pages.arrays, rows,
         )  # fmt: skip
 
     def gather(
@@ -56,5 +64,5 @@ class PageRows:
         sequence is not finite; such tokens become zeros.
         """
         is_lost = np.zeros(len(num_past), np.bool_)
-        gather_window(tables, num_past, *self._bits, *pages.arrays, keys, values, is_lost)
+        gather_window(tables, num_past, *self._forms, *pages.arrays, keys, values, is_lost)
         return is_lost

@@ -17,7 +17,7 @@ from engine.export.panels import (
     read_panels_index,
 )
 from engine.export.weights_file import StoredArray, StoredMatrix, map_array
-from engine.kernels.panel_tiles import tiles_address
+from engine.kernels.panel_tiles import compiled_tiles
 from engine.kernels.step_kernel import LAYER_COLUMNS, MATRIX_COLUMNS, NONE, Model
 
 
@@ -44,7 +44,7 @@ class PanelWeights:
         self.head = self.matrix("embed" if is_tied else "lm_head", self._weights.lm_head)
         tables = [rope_table(rope, max_model_len) for rope in bundle.config.ropes]
         self.model = Model(
-            tiles=tiles_address(),
+            tiles=compiled_tiles(),
             layers=layers,
             matrices=np.array(self._matrices, np.int64),
             vectors=np.concatenate(self._vectors),

@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from engine.kernels.panel_amx import UNPACKED_BYTES, WIDE_ROWS
 from engine.kernels.panel_matrix import (
     BLOCK_INPUTS,
     PANEL_FORMS,
@@ -28,7 +29,18 @@ from engine.kernels.panel_matrix import (
     PanelForm,
     PanelKind,
 )
-from engine.kernels.panel_tiles import TILE_ROWS, run_tile, tiles_address
+from engine.kernels.panel_tiles import Tiles, compiled_tiles
+from engine.kernels.step_kernel import (
+    ADDRESS,
+    BIAS,
+    FORM,
+    MATRIX_COLUMNS,
+    NONE,
+    NUM_BLOCKS,
+    Rows,
+    project,
+)
+from engine.kernels.step_kernel import NUM_PANELS as NUM_PANELS_COLUMN
 
 MIN_BUFFER_BYTES = 256 * 1024**2
 MAX_MEMORY_SHARE = 0.125
@@ -37,6 +49,11 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 NUM_INPUTS = 512
 NUM_PANELS = 4
 """Of `NUM_INPUTS` inputs: 36 KiB of 8-bit weights, which stay in a core's second cache."""
+
+NUM_ROWS = (1, 4, 8, 64)
+"""Rows that are multiplied together: each has tiles of its own."""
+
+NUM_STREAMS = 4
 
 FORMS = {4: PanelForm(4, PanelKind.MINIMUM), 8: PanelForm(8, PanelKind.ZERO)}
 
@@ -54,8 +71,10 @@ class Roofline:
     operations_per_s: dict[tuple[int, int], float]
 
     def peak(self, bits: int, num_rows: int) -> float:
-        """For a step of so many rows: the tile of one row, or that of 8."""
-        return self.operations_per_s[bits if bits in FORMS else 8, 1 if num_rows < 2 else TILE_ROWS]
+        """For a step of so many rows: what was measured with as many, or the next fewer."""
+        known = bits if bits in FORMS else 8
+        measured = [rows for of, rows in self.operations_per_s if of == known]
+        return self.operations_per_s[known, max(r for r in measured if r <= max(1, num_rows))]
 
 
 def measure_roofline(
@@ -71,7 +90,7 @@ def measure_roofline(
     rates = {
         (bits, rows): _best(num_threads, seconds, _tile_work(form, rows))
         for bits, form in FORMS.items()
-        for rows in (1, TILE_ROWS)
+        for rows in NUM_ROWS
     }
     bandwidth = _best(num_threads, seconds, _read_work(size // num_threads))
     return Roofline(num_threads, size, bandwidth, rates)
@@ -130,11 +149,11 @@ def _try_once(works: list[Work]) -> float:
 
 def _read_work(num_bytes: int) -> Callable[[], Work]:
     def make() -> Work:
-        buffer = np.ones(max(1, num_bytes // 8), np.int64)
+        buffer = np.ones((NUM_STREAMS, max(1, num_bytes // 8 // NUM_STREAMS)), np.int64)
         read = _reader()
 
         def work() -> float:
-            assert read(buffer) == len(buffer)
+            assert read(buffer) == buffer.size
             return float(buffer.nbytes)
 
         return work
@@ -144,22 +163,23 @@ def _read_work(num_bytes: int) -> Callable[[], Work]:
 
 def _tile_work(form: PanelForm, num_rows: int) -> Callable[[], Work]:
     def make() -> Work:
-        operands = TileOperands(form, num_rows)
-        repeat = _tile_repeater()
+        operands = MatrixOperands(form, num_rows)
+        repeat = _repeater()
+        num_repeats = max(1, _ROWS_OF_A_TRY // num_rows)
 
         def work() -> float:
-            repeat(*operands.arguments, _REPEATS)
-            return float(operands.operations * _REPEATS)
+            repeat(*operands.arguments, num_repeats)
+            return float(operands.operations * num_repeats)
 
         return work
 
     return make
 
 
-_REPEATS = 2_000
+_ROWS_OF_A_TRY = 2_000
 
 
-class TileOperands:
+class MatrixOperands:
     """Weights and rows of ones; every output is `NUM_INPUTS` times the weight of a value of 1."""
 
     def __init__(self, form: PanelForm, num_rows: int) -> None:
@@ -169,35 +189,40 @@ class TileOperands:
         scales = np.ones(PANEL_OUTPUTS, np.float16).view(np.uint8)
         end = form.values_bytes + len(scales)
         self.panels[:, :, form.values_bytes : end] = scales
-        self.levels = np.ones((num_rows, NUM_INPUTS), np.int8)
-        self.scales = np.ones((num_rows, num_blocks), np.float32)
-        self.sums = np.full((num_rows, num_blocks), BLOCK_INPUTS, np.float32)
-        self.out = np.zeros((num_rows, NUM_PANELS * PANEL_OUTPUTS), np.float32)
+        matrix = np.zeros(MATRIX_COLUMNS, np.int64)
+        matrix[[ADDRESS, FORM]] = self.panels.ctypes.data, PANEL_FORMS.index(form)
+        matrix[[NUM_PANELS_COLUMN, NUM_BLOCKS, BIAS]] = NUM_PANELS, num_blocks, NONE
+        with_spare = num_rows + WIDE_ROWS
+        rows = Rows(
+            np.ones((with_spare, NUM_INPUTS), np.int8),
+            np.ones((with_spare, num_blocks), np.float32),
+            np.full((with_spare, num_blocks), BLOCK_INPUTS, np.float32),
+        )
+        self.out = np.zeros((with_spare, NUM_PANELS * PANEL_OUTPUTS), np.float32)
         self.operations = 2 * num_rows * NUM_PANELS * PANEL_OUTPUTS * NUM_INPUTS
+        unpacked = np.zeros(NUM_PANELS * num_blocks * UNPACKED_BYTES, np.uint8)
         self.arguments: tuple[Any, ...] = (
-            tiles_address(), PANEL_FORMS.index(form), num_rows, self.panels, self.levels,
-            self.scales, self.sums, self.out,
+            compiled_tiles(), matrix, np.zeros(0, np.float32), rows, num_rows, self.out,
+            np.zeros(1, np.int64), unpacked,
         )  # fmt: skip
 
 
 def _read(buffer: Any) -> Any:
+    """Of several streams at once: a core reads memory faster so than in one."""
     total = 0
-    for i in range(len(buffer)):
-        total += buffer[i]
+    for i in range(buffer.shape[1]):
+        for stream in range(NUM_STREAMS):
+            total += buffer[stream, i]
     return total
 
 
-def _repeat_tiles(
-    tiles: int, form: int, num_rows: int, panels: Any, levels: Any, scales: Any, sums: Any,
-    out: Any, repeats: int,
+def _repeat(
+    tiles: Tiles, matrix: Any, vectors: Any, rows: Rows, num_rows: int, out: Any, counter: Any,
+    unpacked: Any, repeats: int,
 ) -> None:  # fmt: skip
     for _ in range(repeats):
-        for panel in range(len(panels)):
-            run_tile(
-                tiles, form, num_rows, panels[panel].ctypes.data, panels.shape[1],
-                levels.ctypes.data, levels.strides[0], scales.ctypes.data, sums.ctypes.data,
-                scales.strides[0], out.ctypes.data + 4 * PANEL_OUTPUTS * panel, out.strides[0],
-            )  # fmt: skip
+        counter[0] = 0
+        project(tiles, matrix, vectors, rows, num_rows, out, counter.ctypes.data, unpacked)
 
 
 @cache
@@ -206,5 +231,5 @@ def _reader() -> Any:
 
 
 @cache
-def _tile_repeater() -> Any:
-    return numba.njit(nogil=True)(_repeat_tiles)
+def _repeater() -> Any:
+    return numba.njit(nogil=True)(_repeat)

@@ -84,6 +84,10 @@ class Session:
         self._run_options = run_options
         self._device_error = device_error
 
+    @property
+    def name(self) -> str:
+        return self._name
+
     def binding(self) -> Session:
         """The same loaded graph with bindings of its own."""
         return Session(self._name, self._owner, self._run_options, self._device_error)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engine.batch import Batch, Float32Array
 from engine.lane import Lane, LaneCounters
+from engine.recorder import Recorder
 
 
 class StepForm(Protocol):
@@ -32,9 +33,41 @@ class StepForm(Protocol):
         """
         ...
 
+    def record(self, recorder: Recorder) -> None:
+        """From now on tells the recorder what happens in its steps."""
+        ...
+
+    def interrupt(self) -> None:
+        """From any thread: the step that runs now, if one does, may raise StepInterrupted soon.
+
+        What it was to compute is not computed then; a form that cannot stop goes on.
+        """
+        ...
+
     def close(self) -> None:
         """Gives the device's memory back."""
         ...
+
+
+class CallProfile(Protocol):
+    """What a device itself measures of its calls."""
+
+    def beside(self, recorder: Recorder) -> Recorder:
+        """One that tells `recorder` everything, and after each call what the device measured."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoProfile:
+    def beside(self, recorder: Recorder) -> Recorder:
+        return recorder
+
+    def close(self) -> None:
+        pass
+
+
+NO_PROFILE = NoProfile()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +76,17 @@ class NpuForms:
 
     lane: Lane
     whole: tuple[StepForm, ...] = ()
+    profile: CallProfile = NO_PROFILE
+
+    def record(self, recorder: Recorder) -> None:
+        """From now on tells it of all calls, with what the device says of them itself."""
+        recorder = self.profile.beside(recorder)
+        for form in self.whole:
+            form.record(recorder)
+        self.lane.record(recorder)
 
     def close(self) -> None:
         for form in self.whole:
             form.close()
         self.lane.close()
+        self.profile.close()

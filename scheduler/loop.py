@@ -11,20 +11,32 @@ import logging
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from scheduler.messages import Abort, GenerationRequest, Shutdown, StepResult, ToEngine
+from scheduler.messages import (
+    Abort,
+    EndTrace,
+    GenerationRequest,
+    Shutdown,
+    StepResult,
+    ToEngine,
+    Trace,
+    TraceResult,
+)
 from scheduler.worker import ModelWorker
 
 logger = logging.getLogger(__name__)
 
 
 class StepLoop:
-    """`send` takes one result per step. If it raises OSError, the other side is gone."""
+    """`send` takes one result per step, and that of a trace.
+
+    If it raises OSError, the other side is gone.
+    """
 
     def __init__(
         self,
         worker: ModelWorker,
         inbox: SimpleQueue[ToEngine],
-        send: Callable[[StepResult], None],
+        send: Callable[[StepResult | TraceResult], None],
     ) -> None:
         self._worker = worker
         self._inbox = inbox
@@ -62,6 +74,10 @@ class StepLoop:
                 self._worker.add(message)
             case Abort():
                 self._worker.abort(message.request_id)
+            case Trace():
+                self._worker.trace(message.num_steps, self._send)
+            case EndTrace():
+                self._worker.end_trace()
             case Shutdown():
                 return False
         return True

@@ -1,10 +1,10 @@
 """What crosses the process boundary between server and engine. Frozen, plain values, picklable.
 
-Server → engine: `GenerationRequest` or `EmbedRequest`, `Abort`, `Shutdown`. Engine → server:
-`EngineLoading` while it loads, then `EngineReady` or `EngineFailed`, then one `StepResult` per step
-(of an embedding engine: one `EmbedStep` per batch), and a `DeviceReport` whenever a device of an
-engine with several of them changes its state. All times are `time.time()` seconds, so that
-both processes read the same clock.
+Server → engine: `GenerationRequest` or `EmbedRequest`, `Abort`, `Trace`, `EndTrace`, `Shutdown`.
+Engine → server: `EngineLoading` while it loads, then `EngineReady` or `EngineFailed`, then one
+`StepResult` per step (of an embedding engine: one `EmbedStep` per batch), a `TraceResult` for each
+`Trace`, and a `DeviceReport` whenever a device of an engine with several of them changes its state.
+All times are `time.time()` seconds, so that both processes read the same clock.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from engine.device_board import DeviceReport
 from engine.lane_usage import LaneUsage
 from engine.logprobs import TokenLogprobs
 from engine.sampling_params import SamplingParams
+from engine.span import TracedStep
 
 
 class Priority(IntEnum):
@@ -81,6 +82,18 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Trace:
+    """Record the next `num_steps` steps and answer with a `TraceResult`. One at a time."""
+
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndTrace:
+    """Answer the `Trace` that runs with what it has; ignored if none does."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """End the engine process now; sequences that still run are dropped."""
 
@@ -131,6 +144,7 @@ class StepStats:
     total_prefix_queried_tokens: int = 0
     total_preemptions: int = 0
     total_failed_steps: int = 0
+    total_interrupted_steps: int = 0
     total_draft_tokens: int = 0
     total_accepted_tokens: int = 0
     schedule_s: float = 0.0
@@ -146,6 +160,13 @@ class StepStats:
 class StepResult:
     outputs: tuple[StepOutput, ...]
     stats: StepStats
+
+
+@dataclass(frozen=True, slots=True)
+class TraceResult:
+    """The steps that were recorded, in their order: fewer than asked for after an `EndTrace`."""
+
+    steps: tuple[TracedStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,5 +232,7 @@ class EngineFailed:
     reason: str
 
 
-ToEngine = GenerationRequest | EmbedRequest | Abort | Shutdown
-FromEngine = EngineLoading | EngineReady | EngineFailed | DeviceReport | StepResult | EmbedStep
+ToEngine = GenerationRequest | EmbedRequest | Abort | Trace | EndTrace | Shutdown
+FromEngine = (
+    EngineLoading | EngineReady | EngineFailed | DeviceReport | StepResult | TraceResult | EmbedStep
+)

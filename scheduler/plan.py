@@ -17,7 +17,8 @@ class Plan:
     `num_prompt_rows`: rows of logits for the logprobs of prompt tokens, one for each of the first
     tokens of the chunk. `num_sample_rows`: rows to sample from, the chunk's last ones; 0 for a
     chunk that leaves a rest, else 1 + the number of drafts. The logits hold, sequence after
-    sequence, the prompt rows and then the sample rows.
+    sequence, the prompt rows and then the sample rows. `admitted`: those that are in a step for
+    the first time, `queue_times_s` how long each of them had waited.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -26,6 +27,7 @@ class Plan:
     num_sample_rows: list[int] = field(default_factory=list)
     total_tokens: int = 0
     queue_times_s: list[float] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
 
     def only(self, index: int) -> Plan:
         """The same step for one of its sequences alone."""
@@ -36,6 +38,10 @@ class Plan:
             [self.num_sample_rows[index]],
             self.num_tokens[index],
         )
+
+    def without_sequences(self) -> Plan:
+        """What is left of a step that was given up: who was admitted remains so."""
+        return Plan(queue_times_s=self.queue_times_s, admitted=self.admitted)
 
 
 @dataclass(slots=True)

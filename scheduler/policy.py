@@ -11,13 +11,14 @@ running sequence that must grow takes blocks from any running sequence behind it
 was preempted `max_preemptions` times goes to the front of its class, so that from then on only a
 better class, or a capped sequence that is older, can take its blocks.
 
-Sharing a step. Every running decode gets its token. Prefills share P = `prefill_budget` tokens:
-all that is left, but at most `max_prefill_tokens_with_decodes` while anything decodes, which
-bounds the gap between two tokens of a running stream. The first prefill in rank order gets at
-least 3/4 of P (all of it if nobody else can use it), the others at least 1/4 in rank order.
+Sharing a step. Worse classes (after aging) pause while a prompt of a better one is computed. Every
+other running decode gets its token. Prefills share P = `prefill_budget` tokens: all that is left,
+but at most `max_prefill_tokens_with_decodes` while anything decodes, which bounds the gap between
+two tokens of a running stream. The first prefill in rank order gets at least 3/4 of P (all of it if
+nobody else can use it), the others of its class at least 1/4 in rank order.
 Hence, whatever else runs: a prompt of N tokens is computed in at most ceil(N / (P - P // 4))
-steps once it ranks first, and a prompt of at most P // 4 tokens that ranks second has its first
-token after one step, however long the first one is.
+steps once it ranks first, and a prompt of at most P // 4 tokens that ranks second in its class has
+its first token after one step, however long the first one is.
 """
 
 from __future__ import annotations

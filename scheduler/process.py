@@ -26,6 +26,7 @@ from typing import Protocol, TypeVar
 from engine.device_board import DeviceBoard, DeviceReport
 from engine.grammar import GrammarSource
 from engine.lane_usage import Usage
+from engine.recorder import Recorder
 from engine.speculation.config import Speculation
 from engine.speculation.step_costs import StepCosts, guess_for
 from scheduler.loop import StepLoop
@@ -93,6 +94,10 @@ class EngineRunner(Runner, Protocol):
     @property
     def usage(self) -> Usage: ...
 
+    def interrupt(self) -> None: ...
+
+    def record(self, recorder: Recorder) -> None: ...
+
 
 class LoadedEngineLike(Protocol):
     """`devices` tells, in any thread, how the engine's devices are."""
@@ -143,32 +148,58 @@ def run_engine(
     `on_closed` is called in the receiver thread when no more messages can come.
     """
     connection = _SharedConnection(connection)
-    inbox = start_receiver(connection, on_closed)
+    watch = _ArrivalWatch()
+    inbox = start_receiver(connection, on_closed, watch.arrived)
     try:
         worker = load_and_report(connection, partial(_load_worker, load, config, connection))
         if worker is not None:
+            watch.on_arrival = worker.arrived
             StepLoop(worker, inbox, connection.send).run()
     except OSError as exc:
         logger.info("the server is gone, the engine ends: %s", exc)
 
 
-def start_receiver(connection: Connection, on_closed: Callable[[], None]) -> SimpleQueue[ToEngine]:
+def _ignore(message: ToEngine) -> None:
+    """Nobody wants to know before it is taken from the inbox."""
+
+
+class _ArrivalWatch:
+    """Tells somebody who comes later of every message, in the receiver's thread."""
+
+    def __init__(self) -> None:
+        self.on_arrival: Callable[[ToEngine], None] = _ignore
+
+    def arrived(self, message: ToEngine) -> None:
+        self.on_arrival(message)
+
+
+def start_receiver(
+    connection: Connection,
+    on_closed: Callable[[], None],
+    on_arrival: Callable[[ToEngine], None] = _ignore,
+) -> SimpleQueue[ToEngine]:
     """The inbox, filled by a thread of its own from now on."""
     inbox: SimpleQueue[ToEngine] = SimpleQueue()
-    threading.Thread(
-        target=receive, args=(connection, inbox, on_closed), name="engine-receiver", daemon=True
-    ).start()
+    arguments = (connection, inbox, on_closed, on_arrival)
+    threading.Thread(target=receive, args=arguments, name="engine-receiver", daemon=True).start()
     return inbox
 
 
 def receive(
-    connection: Connection, inbox: SimpleQueue[ToEngine], on_closed: Callable[[], None]
+    connection: Connection,
+    inbox: SimpleQueue[ToEngine],
+    on_closed: Callable[[], None],
+    on_arrival: Callable[[ToEngine], None] = _ignore,
 ) -> None:
-    """Move messages into the inbox until the connection ends; its end is a `Shutdown`."""
+    """Move messages into the inbox until the connection ends; its end is a `Shutdown`.
+
+    `on_arrival` is told of each message once it is in the inbox.
+    """
     try:
         while True:
             message = connection.recv()
             inbox.put(message)
+            on_arrival(message)
             if isinstance(message, Shutdown):
                 break
     except (EOFError, OSError):
@@ -207,7 +238,14 @@ def _load_worker(
     costs = StepCosts(guess_for(config.token_buckets))
     proposer = make_proposer(engine.speculation, config, scheduler.kv, costs)
     worker = ModelWorker(
-        scheduler, runner, engine.sampler, proposer, costs, usage=lambda: runner.usage
+        scheduler,
+        runner,
+        engine.sampler,
+        proposer,
+        costs,
+        usage=lambda: runner.usage,
+        record=runner.record,
+        interrupt=runner.interrupt,
     )
     if len(engine.devices.report.lanes) > 1:  # the CPU alone has nothing to report
         engine.devices.subscribe(partial(_send_report, connection))

@@ -13,7 +13,8 @@ from scheduler.messages import StepStats
 class Totals:
     """Counted since the engine started; each place that knows of an event counts it.
 
-    `failed_steps` counts every attempt of a step that raised, also when its retry went well.
+    `failed_steps` counts every attempt of a step that raised, also when its retry went well,
+    `interrupted_steps` those that were given up for a request of a better class.
     `draft_tokens` were checked by the model, `accepted_tokens` of them became output.
     """
 
@@ -24,8 +25,12 @@ class Totals:
     prefix_queried_tokens: int = 0
     preemptions: int = 0
     failed_steps: int = 0
+    interrupted_steps: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+
+
+PHASES = ("schedule", "build", "execute", "sample", "commit", "propose")
 
 
 class PhaseTimer:
@@ -34,7 +39,7 @@ class PhaseTimer:
     __slots__ = ("_last_s", "seconds")
 
     def __init__(self) -> None:
-        self.seconds = {"schedule": 0.0, "execute": 0.0, "sample": 0.0, "commit": 0.0}
+        self.seconds = dict.fromkeys(PHASES, 0.0)
         self._last_s = perf_counter()
 
     def start(self) -> None:
@@ -75,12 +80,13 @@ def snapshot(
         total_prefix_queried_tokens=totals.prefix_queried_tokens,
         total_preemptions=totals.preemptions,
         total_failed_steps=totals.failed_steps,
+        total_interrupted_steps=totals.interrupted_steps,
         total_draft_tokens=totals.draft_tokens,
         total_accepted_tokens=totals.accepted_tokens,
-        schedule_s=seconds["schedule"],
+        schedule_s=seconds["schedule"] + seconds["build"],
         execute_s=seconds["execute"],
         sample_s=seconds["sample"],
-        commit_s=seconds["commit"],
+        commit_s=seconds["commit"] + seconds["propose"],
         queue_times_s=tuple(queue_times_s),
         devices=usage.devices,
         lanes=usage.lanes,

@@ -4,6 +4,9 @@ An object with the life of one `schedule` call, so that budgets are attributes a
 threaded through a long loop. The rules it applies are stated in `policy.py`. It seats, preempts
 and reserves; all of that is invisible outside and valid whether or not the step then succeeds.
 
+Urgency: who is of a worse class (after aging) than a prompt of the step has no part in it, so that
+a prompt of a better class takes as long as it would alone. What waits for it ages.
+
 Progress: the first running sequence is always planned, because all the others are possible
 victims and `add` has checked that it fits alone. If none runs, the first waiting one is admitted.
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 from scheduler import policy
 from scheduler.kv_manager import KVManager
+from scheduler.messages import Priority
 from scheduler.plan import Plan
 from scheduler.policy import SchedulerConfig
 from scheduler.ranking import Ranking
@@ -25,6 +29,7 @@ from scheduler.sequence import Sequence, Status
 from scheduler.stats import Totals
 
 RUNNING = Status.RUNNING
+MAX_CLASS = max(Priority)
 
 
 class StepPass:
@@ -54,12 +59,16 @@ class StepPass:
         self._drafts_left = config.max_num_batched_tokens - num_promised
         self._spare_rows = config.num_logits_rows - config.max_num_seqs
         self._best_blocked: int | None = None
+        self._worst_class: int = MAX_CLASS
         self._plan = Plan()
         self._prefills: list[int] = []  # indices into the plan
 
     def run(self) -> Plan:
         for index, sequence in enumerate(self._sequences):
-            if sequence.status is RUNNING:
+            if sequence.rank[0] > self._worst_class:
+                if sequence.status is RUNNING:
+                    self._ranking.begin_waiting(sequence, self._now_s)
+            elif sequence.status is RUNNING:
                 self._plan_running(index, sequence)
             elif self._may_enter(sequence):
                 self._plan_waiting(index, sequence)
@@ -86,6 +95,7 @@ class StepPass:
         if is_prefill:
             self._prefills.append(len(plan.sequences))
             self._prefill_left -= num_tokens
+            self._worst_class = min(self._worst_class, sequence.rank[0])
             if sequence.prompt_logprobs is not None:
                 self._spare_rows -= num_tokens - 1
         plan.sequences.append(sequence)
@@ -215,6 +225,7 @@ class StepPass:
         self._totals.prefix_queried_tokens += sequence.num_prompt_tokens
         self._totals.cached_tokens += sequence.num_cached_tokens
         self._plan.queue_times_s.append(max(0.0, self._now_s - sequence.arrival_s))
+        self._plan.admitted.append(sequence)
 
     def _top_up_first_prefill(self) -> None:
         """What the other prefills left of their share goes to the first."""

@@ -15,24 +15,36 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine.batch import Batch, Float32Array
-from engine.errors import DeviceUnavailable
+from engine.errors import DeviceUnavailable, StepInterrupted
 from engine.grammar import GrammarError
 from engine.lane_usage import Usage, no_usage
 from engine.logprobs import TokenLogprobs
+from engine.recorder import NO_RECORDER, Record, record_nothing
 from engine.sampler import Sampled, SampleRow
+from engine.span_recorder import SpanRecorder
 from engine.speculation.step_costs import StepCosts
 from scheduler.batch_builder import BatchBuilder
-from scheduler.messages import GenerationRequest, StepOutput, StepResult
+from scheduler.messages import (
+    GenerationRequest,
+    StepOutput,
+    StepResult,
+    ToEngine,
+    TraceResult,
+)
 from scheduler.output import grammar_error, refused_output
 from scheduler.plan import Plan, StepResults
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import Sequence
-from scheduler.stats import PhaseTimer, snapshot
+from scheduler.stats import snapshot
+from scheduler.step_trace import StepTrace, Tracing, Untraced
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_PROPOSALS = 3
 """In a row; then no more drafts are asked for."""
+
+NOTHING_COMPUTED = 0
+"""No class is better than this one."""
 
 STEP_ERROR = "the model failed repeatedly while computing this request"
 
@@ -42,7 +54,7 @@ class Runner(Protocol):
         """Logits [R, V] float32 of the batch's `logits_rows`, valid until the next call.
 
         Writes keys and values of all its tokens to their slots. May raise anything; then those
-        slots hold garbage and the batch can be executed again.
+        slots hold garbage and the batch can be executed again. StepInterrupted is no failure.
         """
         ...
 
@@ -67,6 +79,10 @@ class Proposer(Protocol):
         ...
 
 
+def _nothing() -> None:
+    """Of a runner that cannot be interrupted."""
+
+
 class NoProposer:
     def propose(self, sequences: list[Sequence]) -> None:
         pass
@@ -75,7 +91,8 @@ class NoProposer:
 class ModelWorker:
     """`step_costs` is told how long each step of decodes took: a proposer may look at it.
 
-    `usage` tells what the runner's devices have done.
+    `usage` tells what the runner's devices have done, `record` makes the runner tell a recorder,
+    `interrupt` asks it to give up the step that it computes.
     """
 
     def __init__(
@@ -86,15 +103,21 @@ class ModelWorker:
         proposer: Proposer | None = None,
         step_costs: StepCosts | None = None,
         usage: Callable[[], Usage] = no_usage,
+        record: Record = record_nothing,
+        interrupt: Callable[[], None] = _nothing,
     ) -> None:
+        self._interrupt = interrupt
+        self._computed_class = NOTHING_COMPUTED
         self._usage = usage
+        self._record = record
         self._step_costs = step_costs or StepCosts()
         self._scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
         self._proposer: Proposer = proposer or NoProposer()
         self._builder = BatchBuilder(scheduler.config)
-        self._timer = PhaseTimer()
+        self._tracing: Tracing = Untraced()
+        self._hand_over: Callable[[], None] = _no_trace
         self._num_failed_proposals = 0
         self._refused: list[StepOutput] = []
 
@@ -110,20 +133,49 @@ class ModelWorker:
             logger.warning("request %s refused: %s", request.request_id, exc)
             self._refused.append(refused_output(request.request_id, str(exc)))
 
+    def arrived(self, message: ToEngine) -> None:
+        """From any thread, as soon as it is known: what is more urgent than all that is being
+        computed does not wait for its end. It is still to be added."""
+        if isinstance(message, GenerationRequest) and message.priority < self._computed_class:
+            self._interrupt()
+
     def abort(self, request_id: str) -> None:
         self._scheduler.abort(request_id)
 
     def check_invariants(self) -> list[str]:
         return self._scheduler.check_invariants()
 
+    def trace(self, num_steps: int, send: Callable[[TraceResult], None]) -> None:
+        """Record the next steps; `send` gets them with the last one, or when the trace is ended."""
+        self.end_trace()
+        recorder = SpanRecorder()
+        trace = StepTrace(num_steps, recorder, self.end_trace)
+        self._record(recorder)
+        self._tracing, self._hand_over = trace, lambda: send(trace.result)
+
+    def end_trace(self) -> None:
+        """Hand over what there is; nothing if there is no trace."""
+        hand_over, self._hand_over = self._hand_over, _no_trace
+        self._record(NO_RECORDER)
+        self._tracing = Untraced()
+        hand_over()
+
     def step(self) -> StepResult:
-        self._timer.start()
+        self._tracing.timer.start()
         plan = self._scheduler.schedule()
-        results = self._run_until_settled(plan) if plan.sequences else StepResults()
+        self._tracing.timer.lap("schedule")
+        try:
+            results = self._run_until_settled(plan) if plan.sequences else StepResults()
+        except StepInterrupted:  # forgotten by planning another one
+            self._scheduler.totals.interrupted_steps += 1
+            plan, results = plan.without_sequences(), StepResults()
         outputs = self._scheduler.commit(plan, results)
+        self._tracing.timer.lap("commit")
         self._propose(plan)
-        self._timer.lap("commit")
-        return self._result(plan, outputs)
+        self._tracing.timer.lap("propose")
+        result = self._result(plan, outputs)
+        self._tracing.stepped(plan, result.stats)
+        return result
 
     def _propose(self, plan: Plan) -> None:
         decoding = [s for s in plan.sequences if not s.is_finished and s.num_pending_tokens == 1]
@@ -145,6 +197,8 @@ class ModelWorker:
         for attempt in ("", " again"):
             try:
                 return self._run(plan)
+            except StepInterrupted:
+                raise
             except DeviceUnavailable as exc:  # it has waited already, and says for what
                 return self._refuse(plan, exc)
             except Exception as exc:  # whatever the device raises must not end the loop
@@ -173,28 +227,39 @@ class ModelWorker:
     def _run_alone(self, plan: Plan) -> StepResults:
         try:
             return self._run(plan)
+        except StepInterrupted:
+            raise
         except Exception as exc:  # the culprit, or a device that is gone
             self._note_failure(plan, " alone", exc)
             return StepResults(sampled=[[]], errors={0: STEP_ERROR})
 
     def _note_failure(self, plan: Plan, attempt: str, exc: Exception) -> None:
         self._scheduler.totals.failed_steps += 1
+        self._tracing.timer.lap("execute")
         num_sequences = len(plan.sequences)
         logger.error("a step of %d sequences failed%s", num_sequences, attempt, exc_info=exc)
 
     def _run(self, plan: Plan) -> StepResults:
         batch = self._builder.build(plan)
-        self._timer.lap("schedule")
-        logits = self._runner.execute(batch)
-        seconds = self._timer.lap("execute")
+        self._tracing.timer.lap("build")
+        self._tracing.built(batch)
+        logits = self._execute(plan, batch)
+        seconds = self._tracing.timer.lap("execute")
         devices = self._usage().devices
         for sequence in plan.sequences:
             sequence.note_devices(devices)
         results = self._sample(plan, logits)
-        seconds += self._timer.lap("sample")
+        seconds += self._tracing.timer.lap("sample")
         if plan.total_tokens == len(batch.logits_rows):
             self._step_costs.observe(plan.total_tokens, seconds)
         return results
+
+    def _execute(self, plan: Plan, batch: Batch) -> Float32Array:
+        self._computed_class = min(sequence.rank[0] for sequence in plan.sequences)
+        try:
+            return self._runner.execute(batch)
+        finally:
+            self._computed_class = NOTHING_COMPUTED
 
     def _sample(self, plan: Plan, logits: Float32Array) -> StepResults:
         results = StepResults()
@@ -238,7 +303,7 @@ class ModelWorker:
         refused, self._refused = self._refused, []
         stats = snapshot(
             scheduler.totals,
-            self._timer,
+            self._tracing.timer,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_blocks=scheduler.config.num_blocks,
@@ -248,6 +313,10 @@ class ModelWorker:
             usage=self._usage(),
         )
         return StepResult((*refused, *outputs), stats)
+
+
+def _no_trace() -> None:
+    """Nothing to hand over."""
 
 
 def drop_forbidden_drafts(sequence: Sequence) -> None:

@@ -32,7 +32,17 @@ from server.middleware import (
     error_response,
 )
 from server.response_store import ResponseStore
-from server.routes import chat, completions, embeddings, models, ops, rerank, responses, tokenize
+from server.routes import (
+    chat,
+    completions,
+    debug,
+    embeddings,
+    models,
+    ops,
+    rerank,
+    responses,
+    tokenize,
+)
 from server.served_model import ModelRegistry
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -58,7 +68,8 @@ def create_app(
         ResponseStore(settings.max_stored_responses, settings.max_stored_response_bytes),
         BackgroundRuns(settings.max_background_responses),
     )
-    for routes in (chat, completions, responses, embeddings, rerank, models, tokenize, ops):
+    every = (chat, completions, responses, embeddings, rerank, models, tokenize, ops, debug)
+    for routes in every:
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from engine.npu.device_config import PERF_MODES
+from engine.npu.device_config import PERF_MODES, PROFILING_LEVELS
 from engine.speculation.config import METHODS
 from scheduler.messages import Priority
 from server.api_keys import ApiKey
@@ -55,6 +55,7 @@ class ServerSettings:
     stored_responses_memory: int = setting(64 * 1024**2, size_bytes)
     max_background_responses: int = setting(32, integer(0))
     log_level: str = setting("info", one_of("debug", "info", "warning", "error"))
+    debug: bool = setting(False, boolean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class NpuTable:
     device_file: str = setting("", text)
     perf_mode: str = setting("", one_of("", *PERF_MODES))
     fused: bool = setting(False, boolean)
+    profiling: str = setting("", one_of(*PROFILING_LEVELS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from scheduler.messages import (
     StepOutput,
     StepResult,
     StepStats,
+    TraceResult,
 )
 from server.engine_process import EngineLauncher
 from server.engine_state import EngineState
@@ -83,6 +84,14 @@ class EngineClient(SupervisedEngine):
         self._supervisor.send(request)
         return OutputStream(live, self._abandon)
 
+    async def trace(self, num_steps: int, timeout_s: float) -> TraceResult:
+        """The next `num_steps` steps, or as many as there were after `timeout_s`.
+
+        Raises TraceBusy while another trace runs, and EngineUnavailable.
+        """
+        self._refuse_unless_ready()
+        return await self._trace.record(num_steps, timeout_s)
+
     def _admit(self) -> None:
         self._refuse_unless_ready()
         limit = self._policy.max_num_seqs + self._policy.max_queue
@@ -145,6 +154,7 @@ class EngineClient(SupervisedEngine):
     def engine_died(self, was_ready: bool) -> None:
         """A request that saw too many deaths may be their cause: it must not end every engine."""
         self._stats = StepStats()
+        self._trace.deliver(f"The engine of {self.name} ended while it was being traced.")
         if not was_ready:
             return  # nothing had been submitted to it
         for live in tuple(self._live.values()):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from engine.device_board import DeviceReport
-from scheduler.messages import EngineInfo, GenerationRequest, StepOutput, StepStats
+from scheduler.messages import EngineInfo, GenerationRequest, StepOutput, StepStats, TraceResult
 from server.engine_state import EngineState
 
 
@@ -24,6 +24,13 @@ class Engine(Protocol):
         loading, dead or draining, QueueFull when its queue is full; what goes on with an answer
         (`resumed_token_ids`) is let in all the same. `aclose()` of the iterator, also before the
         first output, drops the sequence from the engine.
+        """
+        ...
+
+    async def trace(self, num_steps: int, timeout_s: float) -> TraceResult:
+        """The next `num_steps` steps, or as many as there were after `timeout_s`.
+
+        Raises TraceBusy while another trace runs, and EngineUnavailable.
         """
         ...
 

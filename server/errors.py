@@ -9,6 +9,8 @@ ApiError
 ├── HostNotAllowed         403  a Host header that is not ours (DNS rebinding)
 ├── UnknownModel           404  lists what is served
 ├── ResponseNotFound       404  no stored response of that id belongs to the caller
+├── DebugDisabled          404  /debug is not turned on
+├── TraceBusy              409  one trace of an engine at a time
 ├── QueueFull              429  with Retry-After
 ├── RateLimited            429  an API key's own limit; with Retry-After and x-ratelimit-…
 ├── EngineUnavailable      503  loading, dead or draining; with Retry-After
@@ -123,6 +125,24 @@ class ResponseNotFound(ApiError):
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"Response with id '{response_id[:80]}' not found.", param="response_id")
+
+
+class DebugDisabled(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "debug_disabled"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Debugging is off. Start the server with --debug, or set debug = true in the table "
+            "[server] of its configuration."
+        )
+
+
+class TraceBusy(ApiError):
+    status = 409
+    type = "invalid_request_error"
+    code = "trace_busy"
 
 
 class _Capacity(ApiError):

@@ -16,7 +16,8 @@ class HttpSettings:
     origins of web pages that may call, "*" for all. `trusted_hosts`: names that a Host header may
     carry, without port; none means any (give the loopback names when bound to loopback, against
     DNS rebinding). `default_timeout_s`: a request's deadline, None for none. `max_stored_…`: of
-    responses kept for later; `max_background_responses`: run at one time.
+    responses kept for later; `max_background_responses`: run at one time. `debug`: whether
+    /debug/… answers.
     """
 
     keep_alive_interval_s: float = 10.0
@@ -29,6 +30,7 @@ class HttpSettings:
     max_stored_responses: int = 1_000
     max_stored_response_bytes: int = 64 * 2**20
     max_background_responses: int = 32
+    debug: bool = False
 
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_keys):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class LoadableModel:
     aliases: tuple[str, ...] = ()
     output_format: OutputFormat = OutputFormat()
     schema_in_prompt: bool = True
+    folder: Path | None = None
 
 
 def from_bundle(folder: Path, config: ServerConfig) -> LoadableModel:
@@ -82,6 +83,7 @@ def from_bundle(folder: Path, config: ServerConfig) -> LoadableModel:
         aliases=aliases_of(bundle.name, config.models.aliases),
         output_format=written,
         schema_in_prompt=config.models.schema_in_prompt,
+        folder=folder,
     )
 
 
@@ -100,7 +102,7 @@ def engine_spec(folder: Path, config: ServerConfig) -> EngineSpec:
         aging_s=scheduler.aging_s,
         enable_prefix_caching=scheduler.enable_prefix_caching,
         log_level=config.server.log_level,
-        npu=NpuSettings(config.npu.device_file, config.npu.perf_mode, config.npu.fused),
+        npu=NpuSettings(**asdict(config.npu)),
         speculation=_speculation(folder, config.speculation),
     )
 

@@ -35,6 +35,10 @@ _COUNTERS = {
     "accepted_tokens": ("total_accepted_tokens", "Guessed tokens that became output."),
     "engine_steps": ("total_steps", "Steps of the engine."),
     "engine_failed_steps": ("total_failed_steps", "Steps of the engine that raised."),
+    "engine_interrupted_steps": (
+        "total_interrupted_steps",
+        "Steps that were given up for a request of a better class.",
+    ),
 }
 _LANE_COUNTERS = {
     "lane_steps": ("num_steps", "Steps in which a device did matrix work."),

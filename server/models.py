@@ -113,6 +113,7 @@ class ModelManager:
             aliases=loadable.aliases,
             output_format=loadable.output_format,
             schema_in_prompt=loadable.schema_in_prompt,
+            folder=loadable.folder,
         )
         self._begin(served, client)
         return served
@@ -198,6 +199,7 @@ def http_settings(config: ServerConfig) -> HttpSettings:
             max_stored_responses=server.max_stored_responses,
             max_stored_response_bytes=server.stored_responses_memory,
             max_background_responses=server.max_background_responses,
+            debug=server.debug,
         )
     except ValueError as error:
         raise ConfigError(f"server.api_keys: {error}") from error

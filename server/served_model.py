@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 from engine.architectures.config import ModelConfig
@@ -24,6 +25,7 @@ class ServedModel:
     """`max_model_len` is in tokens, prompt and answer together, and is what is enforced.
 
     `schema_in_prompt`: whether the schema of a `response_format` is told to the model.
+    `folder` is the bundle's, if it has one on this machine.
     `stop_token_ids` is the union of all end tokens of the model. `created` is in Unix seconds.
     """
 
@@ -38,6 +40,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     output_format: OutputFormat = OutputFormat()
     schema_in_prompt: bool = True
+    folder: Path | None = None
 
     @cached_property
     def grammars(self) -> GrammarFactory:

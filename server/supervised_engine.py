@@ -10,8 +10,9 @@ import logging
 from abc import ABC, abstractmethod
 
 from engine.device_board import DeviceReport
-from scheduler.messages import EngineInfo, StepStats
+from scheduler.messages import EngineInfo, StepStats, TraceResult
 from server.engine_state import EngineState
+from server.engine_trace import EngineTrace
 from server.errors import EngineUnavailable
 from server.supervisor import EngineSupervisor
 
@@ -33,6 +34,7 @@ class SupervisedEngine(ABC):
         self.name = name
         self._supervisor = supervisor
         self._stats = StepStats()
+        self._trace = EngineTrace(name, supervisor.send)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -81,6 +83,7 @@ class SupervisedEngine(ABC):
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and give the live ones `timeout_s`; then end them with an error."""
         self._supervisor.begin_drain()
+        self._trace.end()
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
@@ -93,6 +96,9 @@ class SupervisedEngine(ABC):
         """End the engine process; all of its memory goes back. Idempotent, bounded in time."""
         self._fail_all("The model was unloaded; the answer is incomplete.")
         await self._supervisor.stop(_STOP_GRACE_S)
+
+    def engine_traced(self, result: TraceResult) -> None:
+        self._trace.deliver(result)
 
     def kill(self) -> None:
         """For a second signal: end the engine process at once."""

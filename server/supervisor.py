@@ -23,6 +23,7 @@ from scheduler.messages import (
     Shutdown,
     StepResult,
     ToEngine,
+    TraceResult,
 )
 from server.engine_link import EngineLink
 from server.engine_process import EngineLauncher, describe_exit
@@ -56,6 +57,8 @@ class SupervisorListener(Protocol[Step_contra]):
     def engine_ready(self) -> None: ...
 
     def engine_stepped(self, result: Step_contra, /) -> None: ...
+
+    def engine_traced(self, result: TraceResult) -> None: ...
 
     def engine_died(self, was_ready: bool) -> None:
         """It will be restarted, unless `engine_failed` follows at once."""
@@ -165,6 +168,8 @@ class EngineSupervisor:
             case StepResult() | EmbedStep():
                 self._progress_s = time.monotonic()
                 self._listener.engine_stepped(message)
+            case TraceResult():
+                self._listener.engine_traced(message)
             case DeviceReport():
                 self.devices = message
             case EngineLoading(phase):

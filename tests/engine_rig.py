@@ -18,6 +18,7 @@ from scheduler.messages import (
     StepResult,
     StepStats,
     ToEngine,
+    TraceResult,
 )
 from scheduler.policy import SchedulerConfig
 from scheduler.scheduler import Scheduler
@@ -58,7 +59,8 @@ class _Client:
         self._arrivals = dict(arrivals)
         self._send_those_due()
 
-    def receive(self, result: StepResult) -> None:
+    def receive(self, result: StepResult | TraceResult) -> None:
+        assert isinstance(result, StepResult), "no test of this rig traces"
         self.run.stats = result.stats
         self.run.num_steps += 1
         for output in result.outputs:

@@ -18,9 +18,11 @@ import numpy as np
 
 from engine.batch import Batch, Float32Array
 from engine.device_board import DeviceBoard, DeviceReport, LaneReport
+from engine.errors import StepInterrupted
 from engine.grammar import GrammarSource, NoGrammars
 from engine.lane_usage import NO_USAGE, Usage
 from engine.logprobs import TokenLogprobs
+from engine.recorder import Recorder
 from engine.sampler import Sampled, SampleRow
 from engine.sampling_params import SamplingParams
 from engine.speculation.config import NO_SPECULATION, Speculation
@@ -56,8 +58,9 @@ class ScriptedRunner:
     """`next_token`: the most likely token after a prefix; a pure function.
 
     Faults, by number of the call to `execute` (the first is 0): `raise_at`, `nan_at` (all rows),
-    `stall_at` (seconds). By content: `poison_token` in the batch raises, `nan_token` in a prefix
-    makes the rows of that sequence NaN. A call that raises leaves garbage in its slots.
+    `stall_at` (seconds); `arrive_at` is called while the call runs. By content: `poison_token` in
+    the batch raises, `nan_token` in a prefix makes the rows of that sequence NaN. A call that
+    raises leaves garbage in its slots.
     """
 
     block_size: int = 16
@@ -66,6 +69,8 @@ class ScriptedRunner:
     raise_at: dict[int, Exception] = field(default_factory=dict)
     nan_at: set[int] = field(default_factory=set)
     stall_at: dict[int, float] = field(default_factory=dict)
+    arrive_at: dict[int, Callable[[], None]] = field(default_factory=dict)
+    is_interrupted: bool = False
     poison_token: int | None = None
     nan_token: int | None = None
     num_executed: int = 0
@@ -78,6 +83,8 @@ class ScriptedRunner:
         number = self.num_executed
         self.num_executed += 1
         self.batch_sizes.append(batch.num_tokens)
+        if number in self.arrive_at:
+            self.arrive_at[number]()
         time.sleep(self.stall_at.get(number, 0.0))
         self._raise_if_asked(number, batch)
         rows = [self._run_sequence(batch, index) for index in range(batch.num_sequences)]
@@ -87,8 +94,17 @@ class ScriptedRunner:
             logits[index] = np.nan if number in self.nan_at else self.logits_of(per_token[row])
         return logits
 
+    def record(self, recorder: Recorder) -> None:
+        pass
+
+    def interrupt(self) -> None:
+        """As a runner that can: the call that runs now raises at its end."""
+        self.is_interrupted = True
+
     def _raise_if_asked(self, number: int, batch: Batch) -> None:
         error = self.raise_at.get(number)
+        if self.is_interrupted:
+            self.is_interrupted, error = False, StepInterrupted("something more urgent")
         if self.poison_token is not None and self.poison_token in batch.token_ids:
             error = RuntimeError("poisoned")
         if error is not None:
@@ -303,7 +319,9 @@ def make_rig(
     scheduler = Scheduler(config, clock, grammars)
     runner = runner or ScriptedRunner()
     runner.block_size = config.block_size
-    return Rig(scheduler, runner, ModelWorker(scheduler, runner, FakeSampler(), proposer), clock)
+    sampler = FakeSampler()
+    worker = ModelWorker(scheduler, runner, sampler, proposer, interrupt=runner.interrupt)
+    return Rig(scheduler, runner, worker, clock)
 
 
 def expected_tokens(

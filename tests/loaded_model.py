@@ -107,7 +107,7 @@ def load_model(
     if kernels == "auto" and has_panels(bundle):
         weights = PanelWeights(bundle, length)
         runner = KernelRunner(
-            config, weights, embedding, cache, max_tokens, max_tokens, num_threads
+            config, weights, embedding, cache, max_tokens, max_tokens, num_threads, length
         )
     sampler = Sampler(config.vocab_size)
     return LoadedModel(config, lane, attention, cache, runner, sampler, open_grammars(bundle))

@@ -15,6 +15,7 @@ from engine.batch import Float32Array, Int32Array
 from engine.cost_profile import FIRST, HEAD, LAST, MIDDLE, CostProfile, LaneCosts, Points
 from engine.lane import Lane, LaneCounters, RowBuffers, StepBuffers
 from engine.npu.opener import OpenedNpu, OpenNpu
+from engine.recorder import NO_RECORDER, Recorder
 from engine.step_form import NpuForms
 
 CallCost = Callable[[str, int], float]
@@ -68,6 +69,7 @@ class Device:
     faults: Faults = field(default_factory=Faults)
     num_calls: int = 0
     num_closed: int = 0
+    recorder: Recorder = NO_RECORDER
     is_busy: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, place: Place, num_rows: int, compute: Callable[[], None]) -> None:
@@ -136,6 +138,9 @@ class SimulatedLane:
 
     def twin(self) -> SimulatedLane:
         return SimulatedLane(self._lane.twin(), self._device, self.name, is_second=True)
+
+    def record(self, recorder: Recorder) -> None:
+        self._device.recorder = recorder
 
     def close(self) -> None:
         self._device.num_closed += 1

@@ -199,7 +199,7 @@ def test_grammars_hold_with_drafts(subject: Subject, method: str) -> None:
     grammar = json_schema_grammar(LINES)
     requests = [
         GenerationRequest(
-            f"r{seed}", subject.tokens[:12] * 3, SamplingParams(80, seed=seed, temperature=1.0),
+            f"r{seed}", subject.tokens[:12] * 3, SamplingParams(80, seed=seed, temperature=0.5),
             grammar=grammar,
         )
         for seed in range(3)

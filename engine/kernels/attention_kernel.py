@@ -1,237 +1,288 @@
 """The numba form of paged attention: one call for small steps, one per thread for large ones.
 
-Work is cut into units of (sequence, tile of query rows, KV head), dealt out in turn. Query rows are
-(token, head of the group) pairs, token-major, so that the heads of a group share each page load and
-decode and prefill are the same loop. Every unit reduces its rows in the same order whatever thread
-runs it and whatever rows share its tile (`simd.py`), so neither changes a bit of the result.
-Knows arrays only.
+Work is cut into units of (sequence, tile of query rows, KV head), which threads take in turn. Query
+rows are (token, head of the group) pairs, token-major, so that the heads of a group share each page
+load and decode and prefill are the same loop. A unit's keys are summed up in spans of 512, whose
+results are merged from the first to the last; where there are few units, as in a decode of one long
+context, threads take spans in turn. Spans begin at multiples of their size and every row is reduced
+in the same order whatever thread runs it and whatever rows share its tile (`attention_tiles.py`),
+so none of this changes a bit of the result. Knows arrays only.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.architectures.config import ModelConfig
 from engine.attention import Attend, rope_table
 from engine.batch import Batch, Float32Array
-from engine.kernels import simd
+from engine.kernels import attention_simd, simd
+from engine.kernels.attention_simd import weight_floats
+from engine.kernels.attention_tiles import MAX_TILE_ROWS, open_tiles, run_tile
+from engine.kernels.page_write_kernel import write_part
+from engine.kernels.rounding_simd import query_bytes
+from engine.kernels.thread_team import fetch_add
 from engine.kv_cache import LayerPages
-from engine.kv_format import BLOCK_SIZE, MAX_MAGNITUDE, MIN_SCALE, KVFormat
+from engine.kv_format import BLOCK_SIZE, KVFormat
+from engine.vector_sizes import SPAN_KEYS, TILE_KEYS
 
-TILE_BLOCKS = 8
-TILE_KEYS = TILE_BLOCKS * BLOCK_SIZE
-MAX_TILE_ROWS = 8
-_CACHE_LINE_FLOATS = 16
+_TILE_BLOCKS = TILE_KEYS // BLOCK_SIZE
+SHARED_UNITS_PER_THREAD = 8
+MAX_SHARED_SPANS = 2048
+_CACHE_LINE = 64
 # A fan-out costs about 0.1 ms, and a pair about 30 ns: below this, one thread is faster.
 MIN_PARALLEL_PAIRS = 12_000
 _compiled: Any = numba.njit(nogil=True, error_model="numpy")
 _WRITE, _ATTEND = (True, False), (False, True)  # every page is written before any is read
 
 
-@_compiled
-def _rotate(x: Any, cos: Any, sin: Any, scale: Any, out: Any) -> None:
-    half = cos.shape[0]
-    for i in range(half):
-        a, b = x[i], x[i + half]
-        out[i] = (a * cos[i] - b * sin[i]) * scale
-        out[i + half] = (b * cos[i] + a * sin[i]) * scale
-    for i in range(2 * half, x.shape[0]):
-        out[i] = x[i] * scale
+class Work(NamedTuple):
+    """One layer's attention. `tiles`: see `attention_tiles.AttentionTiles`; `queries`
+    [KV, tokens * group, bytes], as tiles want them; `out` [T, H * D]; the rest as in `Batch` and
+    `LayerPages`."""
+
+    tiles: Any
+    is_quantized: bool
+    head_size: int
+    group: int
+    window: int
+    softcap: Any
+    queries: Any
+    query_starts: Any
+    context_lens: Any
+    tables: Any
+    keys: Any
+    values: Any
+    key_scales: Any
+    value_scales: Any
+    out: Any
+
+
+class Tile(NamedTuple):
+    """`num_rows` query rows of sequence `s`, from its row `start` on, and the keys `begin` to `end`
+    that any of them may see. The sequence's first query row may see `first_limit` keys. `code`: the
+    address of what computes it, as if it had `code_rows` rows."""
+
+    code: int
+    code_rows: int
+    s: int
+    start: int
+    num_rows: int
+    first_limit: int
+    begin: int
+    end: int
+    num_spans: int
+
+
+class Scratch(NamedTuple):
+    """`own` [threads, MAX_TILE_ROWS, floats]: weights, then a partial result, then a merged one.
+    `places` [spans, MAX_TILE_ROWS, padded head size + 2]: partial results of spans that several
+    threads share; `done` [units, a cache line] int64: how many of a unit's spans are there, 0
+    between layers."""
+
+    own: Any
+    places: Any
+    done: Any
 
 
 @_compiled
-def _copy(source: Any, out: Any) -> None:
-    """A loop: an assignment to a slice compiles in words for shapes that do not match."""
-    for i in range(source.shape[0]):
-        out[i] = source[i]
+def _tile(work: Work, s: int, start: int) -> Tile:
+    num_query_rows = (work.query_starts[s + 1] - work.query_starts[s]) * work.group
+    tiles, count = work.tiles, min(MAX_TILE_ROWS, num_query_rows - start)
+    code, code_rows = tiles.large, MAX_TILE_ROWS
+    if count <= tiles.few:
+        code, code_rows = tiles.small, tiles.few
+    first_limit = work.context_lens[s] - num_query_rows // work.group + 1
+    begin = 0
+    if work.window > 0:
+        begin = max(first_limit + start // work.group - work.window, 0)
+    end = first_limit + (start + count - 1) // work.group
+    num_spans = (end + SPAN_KEYS - 1) // SPAN_KEYS - begin // SPAN_KEYS
+    return Tile(code, code_rows, s, start, count, first_limit, begin, end, num_spans)
 
 
 @_compiled
-def _store(x: Any, max_level: Any, stored: Any, scales: Any) -> bool:
-    """One head's vector to its page, quantized unless `max_level` is 0; False if not finite."""
-    finite = True
-    group_size = x.shape[0] // scales.shape[0]
-    half = group_size // 2
-    for g in range(scales.shape[0]):
-        group = x[g * group_size : (g + 1) * group_size]
-        largest = np.float32(0)
-        for d in range(group_size):
-            if not abs(group[d]) < MAX_MAGNITUDE:  # also when it is a NaN
-                finite = False
-                group[d] = np.float32(0)
-            largest = max(largest, abs(group[d]))
-        if max_level == 0:
-            scales[g] = np.float32(1)
-            _copy(x, stored)
-            continue
-        scale = largest / np.float32(max_level)
-        inverse = np.float32(1) / scale if scale > MIN_SCALE else np.float32(0)
-        scales[g] = scale
-        if stored.shape[0] == x.shape[0]:
-            for d in range(group_size):
-                stored[g * group_size + d] = np.int32(np.rint(group[d] * inverse))
-        else:
-            for i in range(half):
-                low = np.int32(np.rint(group[i] * inverse)) + 8
-                high = np.int32(np.rint(group[i + half] * inverse)) + 8
-                stored[g * half + i] = low | (high << 4)
-    return finite
+def _num_query_rows(work: Work, s: int) -> int:
+    return (work.query_starts[s + 1] - work.query_starts[s]) * work.group
 
 
 @_compiled
-def _write(
-    t: Any, qkv: Any, head_size: Any, position: Any, slot: Any, cos: Any, sin: Any, scale: Any,
-    key_level: Any, value_level: Any, queries: Any, keys: Any, values: Any, key_scales: Any,
-    value_scales: Any, row: Any,
-) -> None:  # fmt: skip
-    """Rotates token t's queries and keys, and writes its keys and values to their slot."""
-    num_kv_heads, _, group, padded_size = queries.shape
-    heads = qkv[t].reshape(-1, head_size)
-    row[head_size:] = 0
-    for h in range(num_kv_heads * group):
-        _rotate(heads[h], cos[position], sin[position], scale, queries[h // group, t, h % group])
-    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    one = np.float32(1)
-    for h in range(num_kv_heads):
-        _rotate(heads[num_kv_heads * group + h], cos[position], sin[position], one, row)
-        finite = _store(row, key_level, keys[block, h, :, offset], key_scales[block, h, :, offset])
-        _copy(heads[num_kv_heads * (group + 1) + h], row)
-        finite &= _store(
-            row, value_level, values[block, h, offset], value_scales[block, h, :, offset]
-        )
-        if not finite:
-            key_scales[block, h, :, offset] = np.nan
+def _attend_span(work: Work, tile: Tile, head: int, span: int, weights: Any, out: Any) -> None:
+    """A tile's query rows of one KV head over the keys of one span.
 
-
-@_compiled
-def _mask(weights: Any, r: Any, first: Any, end: Any, lower: Any, limit: Any) -> None:
-    """-inf for row r's scores `first` to `end` that are not within `lower` to `limit`."""
-    for k in range(first, min(lower, end)):
-        weights[r, k] = -np.inf
-    for k in range(max(limit, first), end):
-        weights[r, k] = -np.inf
-
-
-@_compiled
-def _tile(
-    rows: Any, queries: Any, first_limit: Any, first_row: Any, visible: Any, group: Any,
-    window: Any, softcap: Any, table: Any, head: Any, keys: Any, values: Any, key_scales: Any,
-    value_scales: Any, weights: Any, sums: Any, maxima: Any, totals: Any,
-) -> None:  # fmt: skip
-    """A tile of query rows of one KV head over all keys that any of them may see.
-
-    sums[r] / totals[r] is row r's attention. Tiles of keys lie at multiples of their size, and a
-    key that a row may not see adds an exact zero to it: so neither the rows beside it nor the
-    pages that are passed over change a bit.
+    out[r] is row r's sum of weighted values, its largest score and its sum of weights. Tiles of
+    keys lie at multiples of their size, and a key that a row may not see adds an exact zero to it:
+    so neither the rows beside it nor the pages that are passed over change a bit.
     """
-    padded_size = sums.shape[1]
-    begin = max(first_limit + first_row // group - window, 0) if window > 0 else 0
-    for r in range(len(rows)):
-        maxima[r] = -np.inf
-        totals[r] = 0
-        sums[r, :] = 0
-    for start in range(begin // TILE_KEYS * TILE_KEYS, visible, TILE_KEYS):
-        num_blocks = min(TILE_BLOCKS, (visible - start + BLOCK_SIZE - 1) // BLOCK_SIZE)
-        first_block = max(begin - start, 0) // BLOCK_SIZE
-        for b in range(first_block, num_blocks):
-            block = table[start // BLOCK_SIZE + b]
-            simd.scores(
-                rows, keys, queries.ctypes.data, queries.strides[0],
-                keys[block, head].ctypes.data, key_scales[block, head].ctypes.data, padded_size,
-                weights.ctypes.data + b * BLOCK_SIZE * 4, weights.strides[0],
-            )  # fmt: skip
-        for r in range(len(rows)):
-            row = weights[r].ctypes.data + first_block * BLOCK_SIZE * 4
-            num_vectors = num_blocks - first_block
-            if softcap > 0:
-                simd.row_softcap(row, num_vectors, softcap)
-            limit = first_limit + (first_row + r) // group - start
-            lower = limit - window if window > 0 else 0
-            _mask(weights, r, first_block * BLOCK_SIZE, num_blocks * BLOCK_SIZE, lower, limit)
-            largest = max(maxima[r], simd.row_max(row, num_vectors))
-            # While a row has seen no key yet its largest score is -inf, and -inf - -inf is NaN.
-            shift = largest if largest > -np.inf else np.float32(0)
-            decay = simd.exp(maxima[r] - shift)
-            totals[r] = totals[r] * decay + simd.row_exp(row, num_vectors, shift)
-            maxima[r] = largest
-            for d in range(padded_size):
-                sums[r, d] *= decay
-        for b in range(first_block, num_blocks):
-            block = table[start // BLOCK_SIZE + b]
-            simd.weighted_sum(
-                rows, values, weights.ctypes.data + b * BLOCK_SIZE * 4, weights.strides[0],
-                values[block, head].ctypes.data, value_scales[block, head].ctypes.data,
-                padded_size, sums.ctypes.data, sums.strides[0],
-            )  # fmt: skip
-
-
-@_compiled
-def attend_part(
-    part: Any, num_parts: Any, rows: Any, head_size: Any, queries: Any, query_starts: Any,
-    context_lens: Any, tables: Any, window: Any, softcap: Any, keys: Any, values: Any,
-    key_scales: Any, value_scales: Any, out: Any, scratch: Any,
-) -> None:  # fmt: skip
-    num_rows = len(rows)
-    num_kv_heads, max_tokens, group, padded_size = queries.shape
-    rows_by_head = queries.reshape(num_kv_heads, max_tokens * group, padded_size)
-    end = TILE_KEYS + padded_size
-    weights, sums = scratch[:num_rows, :TILE_KEYS], scratch[:num_rows, TILE_KEYS:end]
-    maxima, totals = scratch[:num_rows, end], scratch[:num_rows, end + 1]
-    unit = 0
-    for s in range(context_lens.shape[0]):
-        first = query_starts[s] * group
-        num_query_rows = query_starts[s + 1] * group - first
-        first_limit = context_lens[s] - num_query_rows // group + 1
-        for start in range(0, num_query_rows, num_rows):
-            count = min(num_rows, num_query_rows - start)
-            visible = first_limit + (start + count - 1) // group
-            for head in range(num_kv_heads):
-                unit += 1
-                if unit % num_parts != part:
-                    continue
-                _tile(
-                    rows, rows_by_head[head, first + start :], first_limit, start, visible, group,
-                    window, softcap, tables[s], head, keys, values, key_scales, value_scales,
-                    weights, sums, maxima, totals,
-                )  # fmt: skip
-                for r in range(count):
-                    token = query_starts[s] + (start + r) // group
-                    column = (head * group + (start + r) % group) * head_size
-                    for d in range(head_size):
-                        out[token, column + d] = sums[r, d] / totals[r]
-
-
-@_compiled
-def write_part(
-    part: int, num_parts: int, key_level: int, value_level: int, head_size: int, positions: Any,
-    slots: Any, queries: Any, scratch: Any, cos: Any, sin: Any, scale: Any, qkv: Any, keys: Any,
-    values: Any, key_scales: Any, value_scales: Any,
-) -> None:  # fmt: skip
-    """The tokens to rotate and write that fall to one of `num_parts` parts. `scale`: float32."""
-    row = scratch[part, 0, : queries.shape[3]]
-    for t in range(part, positions.shape[0], num_parts):
-        _write(
-            t, qkv, head_size, positions[t], slots[t], cos, sin, scale, key_level, value_level,
-            queries, keys, values, key_scales, value_scales, row,
+    queries = work.queries[head, work.query_starts[tile.s] * work.group + tile.start :]
+    _clear(out, tile.code_rows)
+    span_start = (tile.begin // SPAN_KEYS + span) * SPAN_KEYS
+    begin, end = max(tile.begin, span_start), min(tile.end, span_start + SPAN_KEYS)
+    for start in range(begin // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
+        run_tile(
+            tile.code, queries.ctypes.data, queries.strides[0], out.shape[1] - 2,
+            work.keys[0, head].ctypes.data, work.values[0, head].ctypes.data,
+            work.key_scales[0, head].ctypes.data, work.value_scales[0, head].ctypes.data,
+            work.keys.shape[1], work.tables[tile.s, start // BLOCK_SIZE :].ctypes.data,
+            max(begin - start, 0) // BLOCK_SIZE,
+            min(_TILE_BLOCKS, (end - start + BLOCK_SIZE - 1) // BLOCK_SIZE),
+            (end - start - 1) // BLOCK_SIZE,
+            (tile.first_limit - start) * work.group + tile.start, work.group, work.window,
+            weights.ctypes.data, weights.strides[0], out.ctypes.data, out.strides[0], work.softcap,
         )  # fmt: skip
 
 
 @_compiled
-def run_part(
-    part: int, num_parts: int, writes: bool, attends: bool, rows: Any, key_level: int,
-    value_level: int, head_size: int, positions: Any, slots: Any, query_starts: Any,
-    context_lens: Any, tables: Any, queries: Any, scratch: Any, cos: Any, sin: Any, scale: Any,
-    window: int, softcap: Any, qkv: Any, keys: Any, values: Any, key_scales: Any,
-    value_scales: Any, out: Any,
-) -> None:  # fmt: skip
-    """The tokens to write and the units to attend that fall to one of `num_parts` parts.
+def _clear(out: Any, num_rows: int) -> None:
+    """As if no key had been seen."""
+    for r in range(num_rows):
+        for d in range(out.shape[1]):
+            out[r, d] = 0
+        out[r, out.shape[1] - 2] = -np.inf
 
-    `rows`: a tuple of as many elements as a tile has rows. `scale`, `softcap`: float32.
+
+@_compiled
+def _power(work: Work, x: Any) -> Any:
+    """Of what the largest scores are exponents of."""
+    return attention_simd.exp2(x) if work.is_quantized else simd.exp(x)
+
+
+@_compiled
+def _merge(work: Work, tile: Tile, later: Any, out: Any) -> None:
+    """Adds what `_attend_span` made of later keys to what it made of the ones before them.
+
+    A span of which a row sees nothing changes nothing, to the bit.
+    """
+    padded_size = out.shape[1] - 2
+    for r in range(tile.num_rows):
+        before, after = out[r, padded_size], later[r, padded_size]
+        largest = max(before, after)
+        shift = largest if largest > -np.inf else np.float32(0)
+        kept, added = _power(work, before - shift), _power(work, after - shift)
+        for d in range(padded_size):
+            out[r, d] = out[r, d] * kept + later[r, d] * added
+        total = padded_size + 1
+        out[r, padded_size], out[r, total] = largest, out[r, total] * kept + later[r, total] * added
+
+
+@_compiled
+def _finish(work: Work, tile: Tile, head: int, merged: Any) -> None:
+    total = merged.shape[1] - 1
+    for r in range(tile.num_rows):
+        token = work.query_starts[tile.s] + (tile.start + r) // work.group
+        column = (head * work.group + (tile.start + r) % work.group) * work.head_size
+        for d in range(work.head_size):
+            work.out[token, column + d] = merged[r, d] / merged[r, total]
+
+
+@_compiled
+def _attend_units(work: Work, counter: int, weights: Any, partial: Any, merged: Any) -> None:
+    """The units that this thread comes to take, all spans of each.
+
+    A head's units follow each other, so that its keys are still near.
+    """
+    mine, unit = fetch_add(counter, 1), 0
+    for s in range(work.context_lens.shape[0]):
+        for head in range(work.queries.shape[0]):
+            for start in range(0, _num_query_rows(work, s), MAX_TILE_ROWS):
+                if unit == mine:
+                    tile = _tile(work, s, start)
+                    _clear(merged, tile.num_rows)
+                    for span in range(tile.num_spans):
+                        _attend_span(work, tile, head, span, weights, partial)
+                        _merge(work, tile, partial, merged)
+                    _finish(work, tile, head, merged)
+                    mine = fetch_add(counter, 1)
+                unit += 1
+
+
+@_compiled
+def _attend_spans(work: Work, counter: int, weights: Any, scratch: Scratch, merged: Any) -> None:
+    """The spans that this thread comes to take; who brings a unit's last one merges them all.
+
+    All heads' same spans follow each other, as they do in memory.
+    """
+    num_heads, mine, unit, place = work.queries.shape[0], fetch_add(counter, 1), 0, 0
+    for s in range(work.context_lens.shape[0]):
+        for start in range(0, _num_query_rows(work, s), MAX_TILE_ROWS):
+            tile = _tile(work, s, start)
+            end = place + num_heads * tile.num_spans
+            while mine < end:
+                head, span = (mine - place) % num_heads, (mine - place) // num_heads
+                _attend_span(work, tile, head, span, weights, scratch.places[mine])
+                done = scratch.done[unit + head]
+                if fetch_add(done.ctypes.data, 1) == tile.num_spans - 1:
+                    done[0] = 0
+                    _clear(merged, tile.num_rows)
+                    for at in range(place + head, end, num_heads):
+                        _merge(work, tile, scratch.places[at], merged)
+                    _finish(work, tile, head, merged)
+                mine = fetch_add(counter, 1)
+            place, unit = end, unit + num_heads
+
+
+@_compiled
+def _is_shared(work: Work, num_threads: int, scratch: Scratch) -> bool:
+    """Whether there are so few units that threads share their spans, and places for these."""
+    most_units = min(SHARED_UNITS_PER_THREAD * num_threads, scratch.done.shape[0])
+    num_kv_heads, num_units, num_spans = work.queries.shape[0], 0, 0
+    for s in range(work.context_lens.shape[0]):
+        for start in range(0, _num_query_rows(work, s), MAX_TILE_ROWS):
+            num_units += num_kv_heads
+            num_spans += num_kv_heads * _tile(work, s, start).num_spans
+            if num_units > most_units:
+                return False
+    return num_threads > 1 and num_units < num_spans <= scratch.places.shape[0]
+
+
+@_compiled
+def make_work(
+    tiles: Any, key_level: int, head_size: int, window: int, softcap: Any,
+    queries: Any, query_starts: Any, context_lens: Any, tables: Any, keys: Any, values: Any,
+    key_scales: Any, value_scales: Any, out: Any,
+) -> Work:  # fmt: skip
+    """`key_level`: 0 for floats; `queries` [KV, tokens, group, bytes]; the rest as in `Work`."""
+    num_kv_heads, max_tokens, group, num_bytes = queries.shape
+    by_head = queries.reshape(num_kv_heads, max_tokens * group, num_bytes)
+    return Work(
+        tiles, key_level > 0, head_size, group, window, softcap, by_head, query_starts,
+        context_lens, tables, keys, values, key_scales, value_scales, out,
+    )  # fmt: skip
+
+
+@_compiled
+def attend_part(part: int, num_threads: int, work: Work, counter: int, scratch: Scratch) -> None:
+    """What this thread comes to take of a layer's attention.
+
+    `counter`: the address of an int64 that was 0 before the first thread came.
+    """
+    weights, width = scratch.own[part], scratch.places.shape[2]
+    end = weights.shape[1] - 2 * width
+    partial, merged = weights[:, end : end + width], weights[:, end + width :]
+    if _is_shared(work, num_threads, scratch):
+        _attend_spans(work, counter, weights, scratch, merged)
+    else:
+        _attend_units(work, counter, weights, partial, merged)
+
+
+@_compiled
+def run_part(
+    part: int, num_parts: int, writes: bool, attends: bool, tiles: Any,
+    key_level: int, value_level: int, head_size: int, positions: Any, slots: Any, query_starts: Any,
+    context_lens: Any, tables: Any, queries: Any, scratch: Scratch, counter: Any, cos: Any,
+    sin: Any, scale: Any, window: int, softcap: Any, qkv: Any, keys: Any, values: Any,
+    key_scales: Any, value_scales: Any, out: Any,
+) -> None:  # fmt: skip
+    """The tokens to write that fall to one of `num_parts` parts, and what it takes to attend.
+
+    `tiles`: as in `Work`. `counter` [1] int64, 0 before the first part. `scale`,
+    `softcap`: float32.
     """
     if writes:
         write_part(
@@ -239,10 +290,11 @@ def run_part(
             cos, sin, scale, qkv, keys, values, key_scales, value_scales,
         )  # fmt: skip
     if attends:
-        attend_part(
-            part, num_parts, rows, head_size, queries, query_starts, context_lens, tables,
-            window, softcap, keys, values, key_scales, value_scales, out, scratch[part],
+        work = make_work(
+            tiles, key_level, head_size, window, softcap, queries, query_starts,
+            context_lens, tables, keys, values, key_scales, value_scales, out,
         )  # fmt: skip
+        attend_part(part, num_parts, work, counter.ctypes.data, scratch)
 
 
 class KernelAttention:
@@ -256,22 +308,21 @@ class KernelAttention:
         max_tokens: int,
         num_threads: int,
     ) -> None:
-        group = config.num_heads // config.num_kv_heads
         self._num_threads = num_threads
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 1), "attention")
         self._layers = layer_arguments(config, max_model_len)
-        self._queries, self._scratch = make_buffers(config, kv_format, max_tokens, num_threads)
-        # The number of elements is what counts: it chooses the compiled form.
-        self._decode_rows = (0,) * min(group, MAX_TILE_ROWS)
-        self._prefill_rows = (0,) * MAX_TILE_ROWS
+        self._queries, self._scratch = make_buffers(
+            config, kv_format, max_tokens, num_threads, max_model_len
+        )
+        self._counter = np.zeros(1, np.int64)
+        self._tiles = open_tiles(kv_format, config.num_heads // config.num_kv_heads)
         self._sizes = (kv_format.keys.max_level, kv_format.values.max_level, config.head_size)
 
     def begin(self, batch: Batch) -> Attend:
-        is_decode = batch.num_tokens == batch.num_sequences
         step = (
-            self._decode_rows if is_decode else self._prefill_rows, *self._sizes,
+            self._tiles, *self._sizes,
             batch.positions, batch.slot_mapping, batch.query_starts, batch.context_lens,
-            batch.block_tables, self._queries, self._scratch,
+            batch.block_tables, self._queries, self._scratch, self._counter,
         )  # fmt: skip
         if self._num_threads == 1 or num_pairs(batch) < MIN_PARALLEL_PAIRS:
             return partial(self._alone, step)
@@ -281,6 +332,7 @@ class KernelAttention:
         self, step: tuple[Any, ...], qkv: Float32Array, pages: LayerPages, out: Float32Array
     ) -> None:
         arguments = (*step, *self._layers[pages.layer], qkv, *pages.arrays, out)
+        self._counter[0] = 0
         for phase in (_WRITE, _ATTEND):
             others = [
                 self._helpers.submit(run_part, part, self._num_threads, *phase, *arguments)
@@ -294,22 +346,42 @@ class KernelAttention:
         self, step: tuple[Any, ...], qkv: Float32Array, pages: LayerPages, out: Float32Array
     ) -> None:
         layer = self._layers[pages.layer]
+        self._counter[0] = 0
         run_part(0, 1, True, True, *step, *layer, qkv, *pages.arrays, out)
 
 
 def make_buffers(
-    config: ModelConfig, kv_format: KVFormat, max_tokens: int, num_threads: int
-) -> tuple[Float32Array, Float32Array]:
-    """(`queries` [KV, tokens, group, padded head size], `scratch` of every thread)."""
+    config: ModelConfig, kv_format: KVFormat, max_tokens: int, num_threads: int, max_model_len: int
+) -> tuple[NDArray[np.uint8], Scratch]:
+    """`queries` [KV, tokens, group, bytes], and the scratch of all threads."""
     padded_size = kv_format.padded_size(config.head_size)
     group = config.num_heads // config.num_kv_heads
-    # A tile may read past the last row: room for one more. What pads a head stays zero.
-    tokens = max_tokens + MAX_TILE_ROWS
-    width = TILE_KEYS + padded_size + 2
-    width += -width % _CACHE_LINE_FLOATS
-    return (
-        np.zeros((config.num_kv_heads, tokens, group, padded_size), np.float32),
-        np.zeros((num_threads, MAX_TILE_ROWS, width), np.float32),
+    # A tile may read past the last row: room for one more.
+    shape = config.num_kv_heads, max_tokens + MAX_TILE_ROWS, group
+    queries = np.zeros((*shape, query_size(kv_format, padded_size)), np.uint8)
+    most_units = SHARED_UNITS_PER_THREAD * num_threads if num_threads > 1 else 0
+    most_spans = min(most_units * -(-max_model_len // SPAN_KEYS), MAX_SHARED_SPANS)
+    return queries, make_scratch(kv_format, padded_size, num_threads, most_units, most_spans)
+
+
+def query_size(kv_format: KVFormat, padded_size: int) -> int:
+    """Bytes of a query as its tile wants it: float32, or rounded (`query_bytes`)."""
+    if kv_format.keys.max_level == 0:
+        return 4 * padded_size
+    num_bytes = query_bytes(padded_size, kv_format.keys.num_groups(padded_size))
+    return num_bytes + -num_bytes % _CACHE_LINE
+
+
+def make_scratch(
+    kv_format: KVFormat, padded_size: int, num_threads: int, most_units: int, most_spans: int
+) -> Scratch:
+    width = padded_size + 2
+    floats = 2 * width + weight_floats(kv_format.values.num_groups(padded_size))
+    floats += -floats % (_CACHE_LINE // 4)
+    return Scratch(
+        own=np.zeros((num_threads, MAX_TILE_ROWS, floats), np.float32),
+        places=np.zeros((most_spans, MAX_TILE_ROWS, width), np.float32),
+        done=np.zeros((most_units, _CACHE_LINE // 8), np.int64),
     )
 
 

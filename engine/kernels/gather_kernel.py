@@ -10,22 +10,29 @@ from typing import Any
 import numba
 import numpy as np
 
-from engine.kernels.simd import INT4_GROUP_SIZE
 from engine.kv_format import BLOCK_SIZE
+from engine.vector_sizes import INT4_GROUP_SIZE
 
+_HALF = INT4_GROUP_SIZE // 2
 _compiled: Any = numba.njit(nogil=True)
 
 
 @_compiled
-def _level(stored: Any, d: Any, bits: Any) -> Any:
-    """Element d of a head's stored vector, before its scale."""
+def _place(d: Any, bits: Any) -> Any:
+    """Which stored element holds element d of a head's vector."""
     if bits != 4:
-        return np.float32(stored[d])
-    half = INT4_GROUP_SIZE // 2
-    group, i = d // INT4_GROUP_SIZE, d % INT4_GROUP_SIZE
-    both = np.int32(stored[group * half + i % half])
-    nibble = both & 15 if i < half else both >> 4
-    return np.float32(nibble - 8)
+        return d
+    return d // INT4_GROUP_SIZE * _HALF + d % _HALF
+
+
+@_compiled
+def _level(stored: Any, d: Any, bits: Any, bias: Any) -> Any:
+    """Element d, before its scale, from the stored element that holds it."""
+    if bits != 4:
+        return np.float32(stored) - np.float32(bias)
+    both = np.int32(stored)
+    nibble = both & 15 if d % INT4_GROUP_SIZE < _HALF else both >> 4
+    return np.float32(((nibble + 8 - bias) & 15) - 8)
 
 
 @_compiled
@@ -40,22 +47,26 @@ def _is_bad(key_scales: Any, value_scales: Any, offset: Any) -> Any:
 
 @_compiled
 def _gather_block(
-    count: Any, key_bits: Any, value_bits: Any, keys: Any, values: Any, key_scales: Any,
+    count: Any, key_form: Any, value_form: Any, keys: Any, values: Any, key_scales: Any,
     value_scales: Any, out_keys: Any, out_values: Any,
 ) -> Any:  # fmt: skip
     """`count` tokens of one head's page. Zeros and True for a token that is not finite."""
     head_size = out_keys.shape[0]
-    key_group = -(-keys.shape[0] * (2 if key_bits == 4 else 1) // key_scales.shape[0])
-    value_group = -(-values.shape[1] * (2 if value_bits == 4 else 1) // value_scales.shape[0])
+    key_group = INT4_GROUP_SIZE if key_form[0] == 4 else head_size
+    value_group = INT4_GROUP_SIZE if value_form[0] == 4 else head_size
+    key_lane, value_lane, size = keys.shape[2], values.shape[3], values.shape[2]
     is_bad = False
     for d in range(head_size):
+        i = _place(d, key_form[0])
         for t in range(count):
-            scale = key_scales[d // key_group, t]
-            out_keys[d, t] = _level(keys[:, t], d, key_bits) * scale
+            level = _level(keys[i // key_lane, t, i % key_lane], d, *key_form)
+            out_keys[d, t] = level * key_scales[d // key_group, t]
     for t in range(count):
+        row, column = t // value_lane, t % value_lane
         for d in range(head_size):
-            scale = value_scales[d // value_group, t]
-            out_values[t, d] = _level(values[t], d, value_bits) * scale
+            i = _place(d, value_form[0])
+            level = _level(values[i // size, row, i % size, column], d, *value_form)
+            out_values[t, d] = level * value_scales[d // value_group, t]
         if _is_bad(key_scales, value_scales, t):
             is_bad = True
             out_keys[:, t] = 0
@@ -65,14 +76,15 @@ def _gather_block(
 
 @_compiled
 def gather_window(
-    tables: Any, num_past: Any, key_bits: Any, value_bits: Any, keys: Any, values: Any,
+    tables: Any, num_past: Any, key_form: Any, value_form: Any, keys: Any, values: Any,
     key_scales: Any, value_scales: Any, out_keys: Any, out_values: Any, is_lost: Any,
 ) -> None:  # fmt: skip
     """The first `num_past[s]` tokens of every sequence, side by side.
 
-    `tables` [S, B]; `keys` … as in `kv_cache.LayerPages`. `out_keys` [KV, D, W], `out_values`
-    [KV, W, D] float32; what lies behind the last token is left as it is. A token whose key or value
-    is not finite becomes zeros, and `is_lost[s]` True.
+    `tables` [S, B]; the forms are each (bits, bias) of a `PageFormat`; `keys` … as in
+    `kv_cache.LayerPages`. `out_keys` [KV, D, W], `out_values` [KV, W, D] float32; what lies behind
+    the last token is left as it is. A token whose key or value is not finite becomes zeros, and
+    `is_lost[s]` True.
     """
     column = 0
     for s in range(num_past.shape[0]):
@@ -81,7 +93,7 @@ def gather_window(
             block = tables[s, start // BLOCK_SIZE]
             for h in range(out_keys.shape[0]):
                 is_lost[s] |= _gather_block(
-                    count, key_bits, value_bits, keys[block, h], values[block, h],
+                    count, key_form, value_form, keys[block, h], values[block, h],
                     key_scales[block, h], value_scales[block, h],
                     out_keys[h, :, column : column + count],
                     out_values[h, column : column + count],

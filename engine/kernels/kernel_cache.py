@@ -15,10 +15,16 @@ import platformdirs
 
 from engine.kernels import (
     attention_kernel,
+    attention_products,
+    attention_simd,
+    attention_tiles,
+    dot_product,
     gather_kernel,
+    page_write_kernel,
     panel_matrix,
     panel_simd,
     panel_tiles,
+    rounding_simd,
     rows_kernel,
     sampling_kernel,
     simd,
@@ -29,11 +35,17 @@ from engine.speculation import match_model
 
 _MODULES = (
     attention_kernel,
+    attention_products,
+    attention_simd,
+    attention_tiles,
+    dot_product,
     gather_kernel,
     match_model,
+    page_write_kernel,
     panel_matrix,
     panel_simd,
     panel_tiles,
+    rounding_simd,
     rows_kernel,
     sampling_kernel,
     simd,
@@ -68,7 +80,8 @@ def use_kernel_cache(root: Path) -> bool:
 
 
 def _fingerprint() -> str:
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
+    known = (numba.__version__, llvmlite.__version__, panel_tiles.HAS_MATRIX_UNIT)
+    digest = hashlib.sha256(repr(known).encode())
     for module in _MODULES:
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()[:16]

@@ -12,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from engine.kernels.dot_product import DOT_SIZE as _GROUP
+from engine.kernels.dot_product import call as _call
+from engine.kernels.dot_product import dot as _dot
+from engine.kernels.dot_product import dot_product_kind as dot_product_kind
+from engine.kernels.dot_product import ints as _ints
+from engine.kernels.dot_product import splat as _splat
 from engine.kernels.panel_matrix import BLOCK_INPUTS, PanelForm, PanelKind
 from engine.kernels.simd import LANES, ROUND_MAGIC, ROUND_MAGIC_BITS, Emitter, intrinsic, result_of
 
-_GROUP = 4  # inputs of one dot-product instruction, in one 32-bit lane
 _GROUPS = BLOCK_INPUTS // _GROUP
 _VECTOR_BYTES = LANES * _GROUP
 MAX_LEVEL = 127
@@ -29,86 +33,9 @@ _F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _F16V, _F32V = ir.VectorType(_F16, LANES), ir.VectorType(_F32, LANES)
 _I8V, _I32V = ir.VectorType(_I8, LANES), ir.VectorType(_I32, LANES)
-_I8X16, _I32X4 = ir.VectorType(_I8, 16), ir.VectorType(_I32, 4)
-_I32X8 = ir.VectorType(_I32, 8)
 
 
-def _has(*features: str) -> bool:
-    host = llvm.get_host_cpu_features()
-    return all(host.get(feature, False) for feature in features)
-
-
-def dot_product_kind() -> str:
-    """The dot-product instruction of this machine: `avx512vnni`, `avxvnni`, `i8mm` or `none`."""
-    if _has("avx512vnni", "avx512f"):
-        return "avx512vnni"
-    if _has("avxvnni"):
-        return "avxvnni"
-    if _has("i8mm"):
-        return "i8mm"
-    return "none"
-
-
-def _ints(value: int) -> Any:
-    return ir.Constant(_I32V, [value] * LANES)
-
-
-def _call(e: Emitter, name: str, returned: Any, arguments: Sequence[Any]) -> Any:
-    function_type = ir.FunctionType(returned, [argument.type for argument in arguments])
-    function = cgutils.get_or_insert_function(e.b.module, function_type, name)
-    return e.b.call(function, list(arguments))
-
-
-def _splat(e: Emitter, scalar: Any) -> Any:
-    kind = ir.VectorType(scalar.type, LANES)
-    undefined = ir.Constant(kind, ir.Undefined)
-    first = e.b.insert_element(undefined, scalar, ir.Constant(_I32, 0))
-    return e.b.shuffle_vector(first, undefined, _ints(0))
-
-
-def _part(e: Emitter, vector: Any, start: int, count: int) -> Any:
-    mask = ir.Constant(ir.VectorType(_I32, count), list(range(start, start + count)))
-    return e.b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
-
-
-def _join(e: Emitter, parts: Sequence[Any]) -> Any:
-    """Vectors of equal length one after another."""
-    while len(parts) > 1:
-        count = parts[0].type.count
-        mask = ir.Constant(ir.VectorType(_I32, 2 * count), list(range(2 * count)))
-        parts = [e.b.shuffle_vector(parts[i], parts[i + 1], mask) for i in range(0, len(parts), 2)]
-    return parts[0]
-
-
-def _dot(e: Emitter, kind: str, total: Any, unsigned: Any, signed: Any) -> Any:
-    """total[lane] += the sum of 4 products: bytes of `unsigned` times bytes of `signed`."""
-    if kind == "avx512vnni":
-        name = "llvm.x86.avx512.vpdpbusd.512"
-        return _call(e, name, _I32V, [total, unsigned, signed])
-    if kind == "avxvnni":
-        halves = [[_part(e, v, at, 8) for v in (total, unsigned, signed)] for at in (0, 8)]
-        name = "llvm.x86.avx512.vpdpbusd.256"
-        return _join(e, [_call(e, name, _I32X8, half) for half in halves])
-    if kind == "i8mm":
-        return _join(e, [_dot_i8mm(e, total, unsigned, signed, at) for at in range(0, LANES, 4)])
-    return _dot_plain(e, total, unsigned, signed)
-
-
-def _dot_i8mm(e: Emitter, total: Any, unsigned: Any, signed: Any, at: int) -> Any:
-    sums, u, s = (_part(e, vector, at, 4) for vector in (total, unsigned, signed))
-    arguments = [sums, e.b.bitcast(u, _I8X16), e.b.bitcast(s, _I8X16)]
-    return _call(e, "llvm.aarch64.neon.usdot.v4i32.v16i8", _I32X4, arguments)
-
-
-def _dot_plain(e: Emitter, total: Any, unsigned: Any, signed: Any) -> Any:
-    for i in range(_GROUP):
-        u = e.b.and_(e.b.lshr(unsigned, _ints(8 * i)), _ints(255))
-        s = e.b.ashr(e.b.shl(signed, _ints(24 - 8 * i)), _ints(24))
-        total = e.b.add(total, e.b.mul(u, s))
-    return total
-
-
-def _weights(e: Emitter, address: Any, bits: int) -> list[Any]:
+def emit_weights(e: Emitter, address: Any, bits: int) -> list[Any]:
     """A block's 8 vectors: vector j holds inputs 4 j to 4 j + 3 of 16 outputs, unsigned bytes."""
     if bits == 8:
         return [e.load(address, e.i64(_VECTOR_BYTES * j), _I32V, align=1) for j in range(_GROUPS)]
@@ -120,7 +47,7 @@ def _weights(e: Emitter, address: Any, bits: int) -> list[Any]:
     return low + high
 
 
-def _scale_and_minimum(e: Emitter, address: Any, form: PanelForm) -> tuple[Any, Any]:
+def emit_scale_and_minimum(e: Emitter, address: Any, form: PanelForm) -> tuple[Any, Any]:
     """Of a block's 16 outputs, as float32: an input's weight is scale * value + minimum."""
     at, narrow = form.values_bytes, LANES * 2
     if form.kind is PanelKind.WIDE:
@@ -134,21 +61,22 @@ def _scale_and_minimum(e: Emitter, address: Any, form: PanelForm) -> tuple[Any, 
     return scale, e.b.fneg(e.b.fmul(scale, e.b.uitofp(zero, _F32V)))
 
 
-def make_tile(form: PanelForm, kind: str) -> Any:
+def make_tile(form: PanelForm, kind: str, num_panels: int = 1) -> Any:
     @intrinsic
     def tile(
         typing_context: Any, rows: Any, panel: Any, num_blocks: Any, levels: Any,
         levels_stride: Any, scales: Any, sums: Any, scales_stride: Any, out: Any, out_stride: Any,
     ) -> Any:  # fmt: skip
-        """out[r, 0:16] = rows of activations times a panel; `rows` is a tuple of their number.
+        """out[r, 0 : 16 * panels] = rows of activations times panels that follow each other.
 
-        The rest are int64 addresses, strides in bytes and a count of blocks. `levels` int8,
-        `scales` and `sums` float32 per row and block (`quantize_block`).
+        `rows` is a tuple of their number. The rest are int64 addresses, strides in bytes and a
+        count of blocks. `levels` int8, `scales` and `sums` float32 per row and block
+        (`quantize_block`).
         """
         num_rows = len(rows)
 
         def emit(e: Emitter, values: Sequence[Any]) -> None:
-            emit_tile(e, num_rows, form, kind, *values[1:])
+            emit_tile(e, num_rows, num_panels, form, kind, *values[1:])
 
         return result_of(types.void(rows, *[types.int64] * 9), emit)
 
@@ -156,38 +84,43 @@ def make_tile(form: PanelForm, kind: str) -> Any:
 
 
 def emit_tile(
-    e: Emitter, num_rows: int, form: PanelForm, kind: str, panel: Any, num_blocks: Any,
-    levels: Any, levels_stride: Any, scales: Any, sums: Any, scales_stride: Any, out: Any,
-    out_stride: Any,
+    e: Emitter, num_rows: int, num_panels: int, form: PanelForm, kind: str, panel: Any,
+    num_blocks: Any, levels: Any, levels_stride: Any, scales: Any, sums: Any, scales_stride: Any,
+    out: Any, out_stride: Any,
 ) -> None:  # fmt: skip
-    totals = [e.slot() for _ in range(num_rows)]
-    for total in totals:
+    """Several panels side by side: a core reads memory faster in several streams than in one."""
+    totals = [[e.slot() for _ in range(num_rows)] for _ in range(num_panels)]
+    for total in (total for by_panel in totals for total in by_panel):
         e.b.store(ir.Constant(_F32V, [0.0] * LANES), total)
+    panel_bytes = e.scaled(num_blocks, form.block_bytes)
     with cgutils.for_range(e.b, num_blocks) as loop:
         block = e.b.add(panel, e.scaled(loop.index, form.block_bytes))
-        vectors = _weights(e, block, form.bits)
-        scale, minimum = _scale_and_minimum(e, block, form)
-        for r, total in enumerate(totals):
-            place = e.b.add(e.scaled(loop.index, BLOCK_INPUTS), e.scaled(levels_stride, r))
-            products = _ints(0)
-            for j, vector in enumerate(vectors):
-                group = e.load(levels, e.b.add(place, e.i64(_GROUP * j)), _I32, align=1)
-                products = _dot(e, kind, products, vector, _splat(e, group))
-            place = e.b.add(e.scaled(loop.index, 4), e.scaled(scales_stride, r))
-            by_row = e.b.fmul(scale, _splat(e, e.load(scales, place, _F32)))
-            value = e.fma(e.b.sitofp(products, _F32V), by_row, e.b.load(total))
-            value = e.fma(minimum, _splat(e, e.load(sums, place, _F32)), value)
-            e.b.store(value, total)
-    for r, total in enumerate(totals):
-        e.store(e.b.load(total), out, e.scaled(out_stride, r))
+        for by_panel in totals:
+            vectors = emit_weights(e, block, form.bits)
+            scale, minimum = emit_scale_and_minimum(e, block, form)
+            for r, total in enumerate(by_panel):
+                place = e.b.add(e.scaled(loop.index, BLOCK_INPUTS), e.scaled(levels_stride, r))
+                products = _ints(0)
+                for j, vector in enumerate(vectors):
+                    group = e.load(levels, e.b.add(place, e.i64(_GROUP * j)), _I32, align=1)
+                    products = _dot(e, kind, products, vector, _splat(e, group))
+                row = e.b.add(e.scaled(loop.index, 4), e.scaled(scales_stride, r))
+                emit_add_block(e, total, products, scale, minimum, scales, sums, row)
+            block = e.b.add(block, panel_bytes)
+    for p, by_panel in enumerate(totals):
+        for r, total in enumerate(by_panel):
+            place = e.b.add(e.scaled(out_stride, r), e.i64(_VECTOR_BYTES * p))
+            e.store(e.b.load(total), out, place)
 
 
-_DOT = dot_product_kind()
-tile_4bit_zero = make_tile(PanelForm(4, PanelKind.ZERO), _DOT)
-tile_4bit_minimum = make_tile(PanelForm(4, PanelKind.MINIMUM), _DOT)
-tile_4bit_wide = make_tile(PanelForm(4, PanelKind.WIDE), _DOT)
-tile_8bit_zero = make_tile(PanelForm(8, PanelKind.ZERO), _DOT)
-tile_8bit_wide = make_tile(PanelForm(8, PanelKind.WIDE), _DOT)
+def emit_add_block(
+    e: Emitter, total: Any, products: Any, scale: Any, minimum: Any, scales: Any, sums: Any,
+    row: Any,
+) -> None:  # fmt: skip
+    """total += scale * the row's scale * products + minimum * the row's sum, both at byte `row`."""
+    by_row = e.b.fmul(scale, _splat(e, e.load(scales, row, _F32)))
+    value = e.fma(e.b.sitofp(products, _F32V), by_row, e.b.load(total))
+    e.b.store(e.fma(minimum, _splat(e, e.load(sums, row, _F32)), value), total)
 
 
 @intrinsic

@@ -1,4 +1,4 @@
-"""All tiles (form x number of rows) behind one address.
+"""All tiles (form x number of rows x number of panels) behind a few addresses.
 
 They are compiled once and called through a pointer, since a compiler would otherwise take them in
 again wherever they are called from: that alone took half a minute.
@@ -6,27 +6,46 @@ again wherever they are called from: that alone took half a minute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 from llvmlite import ir
 from numba import types
 
-from engine.kernels import panel_simd
+from engine.kernels import panel_amx, panel_simd
+from engine.kernels.panel_amx import HALF_WIDE_ROWS, WIDE_ROWS
 from engine.kernels.panel_matrix import PANEL_FORMS
 from engine.kernels.simd import Emitter, intrinsic, result_of
 
 TILE_ROWS = 8
+"""No tile reaches further than this, less one, past the last row."""
 
+HAS_MATRIX_UNIT = panel_amx.has_matrix_unit()
+MIN_WIDE_ROWS = 64
+"""From so many rows on the matrix unit is faster, though panels are unpacked for it and a core
+that uses it has a lower clock."""
+
+_DOT = panel_simd.dot_product_kind()
 # Vectors of 4 or 8 lanes need more registers for a tile than there are.
-_MOST_ROWS = TILE_ROWS if panel_simd.dot_product_kind() == "avx512vnni" else 4
-_4BIT_ZERO, _4BIT_MINIMUM, _4BIT_WIDE, _8BIT_ZERO, _8BIT_WIDE = range(len(PANEL_FORMS))
-_ONE, _TWO, _FOUR, _EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * TILE_ROWS
-_NUM_ARGUMENTS = 11
-_SIGNATURE = types.void(*[types.int64] * _NUM_ARGUMENTS)
+_MOST_ROWS = TILE_ROWS if _DOT == "avx512vnni" else 4
+_PANELS_OF = {1: 4, 2: 4, 4: 4, 8: 1} if _DOT == "avx512vnni" else {1: 2, 2: 2, 4: 1, 8: 1}
+"""The panels of a tile by its number of rows: as many streams from memory, which is faster than
+one. One row alone also goes with one panel, for those that are left."""
+
+_SHAPES = ((1, 1), *_PANELS_OF.items())
+_PANELS_OF_ONE, _PANELS_OF_TWO, _PANELS_OF_FOUR, _PANELS_OF_EIGHT = _PANELS_OF.values()
+_NARROW_ARGUMENTS, _WIDE_ARGUMENTS, _UNPACK_ARGUMENTS = 12, 9, 5
 _compiled: Any = numba.njit(nogil=True)
+
+
+class Tiles(NamedTuple):
+    """Addresses of compiled code; `unpack` and `wide` are 0 without a matrix unit."""
+
+    narrow: int
+    unpack: int
+    wide: int
 
 
 @_compiled
@@ -40,74 +59,164 @@ def tile_rows(num_rows: int) -> int:
 
 
 @_compiled
-def _of_form(
-    count: Any, form: Any, panel: Any, num_blocks: Any, levels: Any, stride: Any, scales: Any,
-    sums: Any, scales_stride: Any, out: Any, out_stride: Any,
-) -> None:  # fmt: skip
-    """`count` is a tuple of as many elements as the tile has rows: its type chooses the code."""
-    if form == _4BIT_ZERO:
-        panel_simd.tile_4bit_zero(
-            count, panel, num_blocks, levels, stride, scales, sums, scales_stride, out, out_stride
-        )
-    elif form == _4BIT_MINIMUM:
-        panel_simd.tile_4bit_minimum(
-            count, panel, num_blocks, levels, stride, scales, sums, scales_stride, out, out_stride
-        )
-    elif form == _4BIT_WIDE:
-        panel_simd.tile_4bit_wide(
-            count, panel, num_blocks, levels, stride, scales, sums, scales_stride, out, out_stride
-        )
-    elif form == _8BIT_ZERO:
-        panel_simd.tile_8bit_zero(
-            count, panel, num_blocks, levels, stride, scales, sums, scales_stride, out, out_stride
-        )
-    else:
-        panel_simd.tile_8bit_wide(
-            count, panel, num_blocks, levels, stride, scales, sums, scales_stride, out, out_stride
-        )
+def is_wide(num_rows: int) -> bool:
+    """Whether a product with so many rows is the matrix unit's, and rows lie in tiles for it."""
+    return HAS_MATRIX_UNIT and num_rows >= MIN_WIDE_ROWS
 
 
-def _tile(
-    form: int, count: int, panel: int, num_blocks: int, levels: int, stride: int, scales: int,
-    sums: int, scales_stride: int, out: int, out_stride: int,
+@_compiled
+def wide_tile_rows(num_rows: int) -> int:
+    """The same for the matrix unit."""
+    return WIDE_ROWS if num_rows > HALF_WIDE_ROWS else HALF_WIDE_ROWS
+
+
+@_compiled
+def tile_panels(num_rows: int) -> int:
+    """How many panels a tile of so many rows has."""
+    if num_rows == 1:
+        return _PANELS_OF_ONE
+    if num_rows == 2:
+        return _PANELS_OF_TWO
+    return _PANELS_OF_FOUR if num_rows == 4 else _PANELS_OF_EIGHT
+
+
+def _signature(num_arguments: int) -> Any:
+    return types.void(*[types.int64] * num_arguments)
+
+
+def _emit_cases(e: Emitter, key: Any, cases: Sequence[tuple[int, Callable[[], None]]]) -> None:
+    """Nothing for a key that has no case."""
+    end = e.b.append_basic_block("end")
+    switch = e.b.switch(key, end)
+    for number, emit in cases:
+        block = e.b.append_basic_block("case")
+        switch.add_case(ir.Constant(ir.IntType(64), number), block)
+        e.b.position_at_end(block)
+        emit()
+        e.b.branch(end)
+    e.b.position_at_end(end)
+
+
+def _shape_key(form: Any, num_rows: Any, num_panels: Any) -> Any:
+    return (form * 16 + num_rows) * 8 + num_panels
+
+
+@intrinsic
+def _narrow_tile(
+    typing_context: Any, key: Any, panel: Any, num_blocks: Any, levels: Any, stride: Any,
+    scales: Any, sums: Any, scales_stride: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    def emit(e: Emitter, values: Sequence[Any]) -> None:
+        def case(form: int, num_rows: int, num_panels: int) -> tuple[int, Callable[[], None]]:
+            return _shape_key(form, num_rows, num_panels), lambda: panel_simd.emit_tile(
+                e, num_rows, num_panels, PANEL_FORMS[form], _DOT, *values[1:]
+            )
+
+        shapes = [(form, *shape) for form in range(len(PANEL_FORMS)) for shape in _SHAPES]
+        _emit_cases(e, values[0], [case(*shape) for shape in shapes])
+
+    return result_of(_signature(10), emit)
+
+
+@intrinsic
+def _unpack(
+    typing_context: Any, form: Any, panels: Any, num_panels: Any, num_blocks: Any, out: Any
+) -> Any:
+    def emit(e: Emitter, values: Sequence[Any]) -> None:
+        def case(number: int) -> tuple[int, Callable[[], None]]:
+            form = PANEL_FORMS[number]
+            return number, lambda: panel_amx.emit_unpack(e, form, *values[1:])
+
+        _emit_cases(e, values[0], [case(number) for number in range(len(PANEL_FORMS))])
+
+    return result_of(_signature(_UNPACK_ARGUMENTS), emit)
+
+
+@intrinsic
+def _wide_tile(
+    typing_context: Any, num_rows: Any, panels: Any, num_panels: Any, num_blocks: Any,
+    levels: Any, scales: Any, sums: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    def emit(e: Emitter, values: Sequence[Any]) -> None:
+        def case(num_rows: int) -> tuple[int, Callable[[], None]]:
+            return num_rows, lambda: panel_amx.emit_wide_tile(e, num_rows, *values[1:])
+
+        _emit_cases(e, values[0], [case(HALF_WIDE_ROWS), case(WIDE_ROWS)])
+
+    return result_of(_signature(_WIDE_ARGUMENTS), emit)
+
+
+def _run_narrow(
+    form: int, count: int, panels: int, panel: int, num_blocks: int, levels: int, stride: int,
+    scales: int, sums: int, scales_stride: int, out: int, out_stride: int,
 ) -> None:  # fmt: skip
-    if count == TILE_ROWS:
-        _of_form(_EIGHT, form, panel, num_blocks, levels, stride, scales, sums, scales_stride, out,
-                 out_stride)  # fmt: skip
-    elif count == 4:
-        _of_form(_FOUR, form, panel, num_blocks, levels, stride, scales, sums, scales_stride, out,
-                 out_stride)  # fmt: skip
-    elif count == 2:
-        _of_form(_TWO, form, panel, num_blocks, levels, stride, scales, sums, scales_stride, out,
-                 out_stride)  # fmt: skip
-    else:
-        _of_form(_ONE, form, panel, num_blocks, levels, stride, scales, sums, scales_stride, out,
-                 out_stride)  # fmt: skip
+    _narrow_tile((form * 16 + count) * 8 + panels, panel, num_blocks, levels, stride, scales, sums,
+                 scales_stride, out, out_stride)  # fmt: skip
+
+
+def _run_unpack(form: int, panels: int, num_panels: int, num_blocks: int, out: int) -> None:
+    _unpack(form, panels, num_panels, num_blocks, out)
+
+
+def _run_wide(
+    count: int, panels: int, num_panels: int, num_blocks: int, levels: int, scales: int, sums: int,
+    out: int, out_stride: int,
+) -> None:  # fmt: skip
+    _wide_tile(count, panels, num_panels, num_blocks, levels, scales, sums, out, out_stride)
 
 
 @cache
-def _compile(folder: str) -> Any:
-    return numba.cfunc(_SIGNATURE, cache=bool(folder))(_tile)
+def _compile(folder: str) -> tuple[Any, ...]:
+    functions: list[tuple[Any, int]] = [(_run_narrow, _NARROW_ARGUMENTS)]
+    if HAS_MATRIX_UNIT:
+        functions += [(_run_unpack, _UNPACK_ARGUMENTS), (_run_wide, _WIDE_ARGUMENTS)]
+    return tuple(
+        numba.cfunc(_signature(count), cache=bool(folder))(function)
+        for function, count in functions
+    )
 
 
-def tiles_address() -> int:
+def compiled_tiles() -> Tiles:
     """Compiles them the first time, or loads them if kernels are cached (`kernel_cache.py`)."""
-    return int(_compile(vars(numba.config)["CACHE_DIR"]).address)
+    addresses = [int(code.address) for code in _compile(vars(numba.config)["CACHE_DIR"])]
+    return Tiles(*addresses, *[0] * (len(Tiles._fields) - len(addresses)))
+
+
+def _call(num_arguments: int) -> tuple[Any, Any]:
+    """An intrinsic's result: a call of the code at the first argument with the others."""
+
+    def emit(e: Emitter, arguments: Sequence[Any]) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * num_arguments)
+        e.b.call(e.b.inttoptr(arguments[0], kind.as_pointer()), list(arguments[1:]))
+
+    return result_of(_signature(1 + num_arguments), emit)
 
 
 @intrinsic
 def run_tile(
-    typing_context: Any, tiles: Any, form: Any, count: Any, panel: Any, num_blocks: Any,
-    levels: Any, stride: Any, scales: Any, sums: Any, scales_stride: Any, out: Any,
-    out_stride: Any,
+    typing_context: Any, code: Any, form: Any, count: Any, panels: Any, panel: Any,
+    num_blocks: Any, levels: Any, stride: Any, scales: Any, sums: Any, scales_stride: Any,
+    out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """The tile of a form and a number of rows (1, 2, 4 or 8); the rest as in `panel_simd.py`.
+    """The tile of a form, `count` rows (1, 2, 4 or 8) and as many panels as `tile_panels` says, or
+    of one row and one panel; the rest as in `panel_simd.py`. `code`: `Tiles.narrow`."""
+    return _call(_NARROW_ARGUMENTS)
 
-    `tiles`: what `tiles_address` returned.
-    """
 
-    def emit(e: Emitter, arguments: Sequence[Any]) -> None:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * _NUM_ARGUMENTS)
-        e.b.call(e.b.inttoptr(arguments[0], kind.as_pointer()), list(arguments[1:]))
+@intrinsic
+def unpack_panels(
+    typing_context: Any, code: Any, form: Any, panels: Any, num_panels: Any, num_blocks: Any,
+    out: Any,
+) -> Any:  # fmt: skip
+    """Panels that follow each other, for `run_wide_tile`. `code`: `Tiles.unpack`."""
+    return _call(_UNPACK_ARGUMENTS)
 
-    return result_of(types.void(*[types.int64] * (1 + _NUM_ARGUMENTS)), emit)
+
+@intrinsic
+def run_wide_tile(
+    typing_context: Any, code: Any, count: Any, panels: Any, num_panels: Any, num_blocks: Any,
+    levels: Any, scales: Any, sums: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """`count` rows (8 or 16) times unpacked panels: `panel_amx.emit_wide_tile`. `code`:
+    `Tiles.wide`."""
+    return _call(_WIDE_ARGUMENTS)

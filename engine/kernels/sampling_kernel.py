@@ -114,6 +114,13 @@ def _max_of(values: Any, count: Any) -> Any:
 
 
 @numba.njit(nogil=True)
+def _copy(source: Any, out: Any, count: int) -> None:
+    """A loop: an assignment to a slice compiles in words for shapes that do not match."""
+    for i in range(count):
+        out[i] = source[i]
+
+
+@numba.njit(nogil=True)
 def _measure(row: Any, tail: Any, maxima: Any) -> Any:
     """The largest logit, and that of every run of 64 to `maxima`. A NaN counts as +inf.
 
@@ -122,8 +129,7 @@ def _measure(row: Any, tail: Any, maxima: Any) -> Any:
     num_whole = row.shape[0] // RUN
     simd.run_maxima(row.ctypes.data, num_whole, maxima.ctypes.data)
     tail[:] = -np.inf
-    num_left = row.shape[0] - num_whole * RUN
-    tail[:num_left] = row[num_whole * RUN :]
+    _copy(row[num_whole * RUN :], tail, row.shape[0] - num_whole * RUN)
     simd.run_maxima(tail.ctypes.data, 1, maxima.ctypes.data + num_whole * 4)
     return _max_of(maxima, num_whole + 1)
 
@@ -263,11 +269,11 @@ def _limited(row: Any, largest: Any, temperature: Any, top_k: Any, min_p: Any, s
     if min_p > 0:
         floor = _floor(largest, min_p, temperature)
     if is_counted and top_k <= num_runs:  # k runs have a maximum that is at least this
-        work[:num_runs] = maxima[:num_runs]
+        _copy(maxima, work, num_runs)
         floor = max(floor, _cut(work, num_runs, np.float64(top_k), np.inf))
     count = _collect(row, tail, maxima, floor, largest, np.float32(1.0 / temperature), ids, p)
     if is_counted and count > top_k:
-        work[:count] = p[:count]
+        _copy(p, work, count)
         threshold = max(threshold, _cut(work, count, np.float64(top_k), np.inf))
     return count, threshold, _mass_from(p, count, threshold)
 
@@ -313,7 +319,7 @@ def sample_row(
     else:
         count, threshold, mass = _heaviest(row, largest, temperature, top_p, scratch)
     if top_p < 1:
-        work[:count] = p[:count]
+        _copy(p, work, count)
         threshold = max(threshold, _cut(work, count, np.inf, mass * top_p))
     return _pick(ids, p, count, threshold, u * _mass_from(p, count, threshold))
 
@@ -339,7 +345,7 @@ def _candidates(
     work = scratch[5]
     count, threshold, mass = _limited(row, largest, temperature, top_k, min_p, scratch)
     if top_p < 1:
-        work[:count] = scratch[4][:count]
+        _copy(scratch[4], work, count)
         threshold = max(threshold, _cut(work, count, np.inf, mass * top_p))
     return count, threshold
 
@@ -417,7 +423,7 @@ def most_likely(row: Any, wanted: Any, scratch: Any) -> Any:
     _measure(row, tail, maxima)
     floor = np.float32(-np.inf)
     if wanted <= num_runs:
-        work[:num_runs] = maxima[:num_runs]
+        _copy(maxima, work, num_runs)
         floor = _cut(work, num_runs, np.float64(wanted), np.inf)
     count = 0
     for i in range(row.shape[0]):

@@ -26,18 +26,18 @@ RUN = 4 * LANES
 """Elements of a run: four independent vectors keep the units busy."""
 
 _F32 = ir.FloatType()
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
 _F32V = ir.VectorType(_F32, LANES)
-_I8V, _I32V = ir.VectorType(_I8, LANES), ir.VectorType(_I32, LANES)
+_I32V = ir.VectorType(_I32, LANES)
 
 # exp(x) = 2 ** n * exp(r): Cephes' expf, |r| <= ln(2) / 2, relative error about 2e-7.
 _EXP_UNDERFLOW = -87.0
-_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
-_EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
+LOG2_E, LN2_HIGH, LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
+EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
                    1.6666665459e-1, 5.0000001201e-1)  # fmt: skip
 # tanh(x): Cephes' tanhf, a polynomial in x * x below this and 1 - 2 / (exp(2 x) + 1) above it.
-_TANH_SMALL, _TANH_ONE = 0.625, 9.1
-_TANH_POLYNOMIAL = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
+TANH_SMALL, TANH_ONE = 0.625, 9.1
+TANH_POLYNOMIAL = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
                     -3.33332819422e-1)  # fmt: skip
 ROUND_MAGIC, ROUND_MAGIC_BITS = 12582912.0, 0x4B400000
 
@@ -100,12 +100,12 @@ class Emitter:
         is_zero = b.fcmp_ordered("<", x, underflow)
         x = b.select(is_zero, underflow, x)
         magic = self.constant(ROUND_MAGIC, x)
-        shifted = self.fma(x, self.constant(_LOG2_E, x), magic)
+        shifted = self.fma(x, self.constant(LOG2_E, x), magic)
         n = b.fsub(shifted, magic)
-        r = self.fma(n, self.constant(-_LN2_HIGH, x), x)
-        r = self.fma(n, self.constant(-_LN2_LOW, x), r)
-        p = self.constant(_EXP_POLYNOMIAL[0], x)
-        for coefficient in _EXP_POLYNOMIAL[1:]:
+        r = self.fma(n, self.constant(-LN2_HIGH, x), x)
+        r = self.fma(n, self.constant(-LN2_LOW, x), r)
+        p = self.constant(EXP_POLYNOMIAL[0], x)
+        for coefficient in EXP_POLYNOMIAL[1:]:
             p = self.fma(p, r, self.constant(coefficient, x))
         p = b.fadd(self.fma(b.fmul(p, r), r, r), self.constant(1.0, x))
         return b.select(is_zero, self.constant(0.0, x), b.fmul(p, self._power_of_two(shifted)))
@@ -116,18 +116,18 @@ class Emitter:
         size = b.bitcast(
             b.and_(b.bitcast(x, _I32V), ir.Constant(_I32V, [0x7FFFFFFF] * LANES)), _F32V
         )
-        bounded = b.select(b.fcmp_ordered(">", size, self.constant(_TANH_ONE, x)),
-                           self.constant(_TANH_ONE, x), size)  # fmt: skip
+        bounded = b.select(b.fcmp_ordered(">", size, self.constant(TANH_ONE, x)),
+                           self.constant(TANH_ONE, x), size)  # fmt: skip
         grown = b.fadd(self.exp(b.fadd(bounded, bounded)), one)
         large = b.fsub(one, b.fdiv(self.constant(2.0, x), grown))
         square = b.fmul(x, x)
-        p = self.constant(_TANH_POLYNOMIAL[0], x)
-        for coefficient in _TANH_POLYNOMIAL[1:]:
+        p = self.constant(TANH_POLYNOMIAL[0], x)
+        for coefficient in TANH_POLYNOMIAL[1:]:
             p = self.fma(p, square, self.constant(coefficient, x))
         small = self.fma(b.fmul(p, square), x, x)
         is_negative = b.fcmp_ordered("<", x, self.constant(0.0, x))
         signed = b.select(is_negative, b.fsub(self.constant(0.0, x), large), large)
-        return b.select(b.fcmp_ordered("<", size, self.constant(_TANH_SMALL, x)), small, signed)
+        return b.select(b.fcmp_ordered("<", size, self.constant(TANH_SMALL, x)), small, signed)
 
     def _power_of_two(self, shifted: Any) -> Any:
         """2 ** n, from the float whose low bits hold n after the rounding trick."""
@@ -140,15 +140,6 @@ class Emitter:
         n = self.b.sub(self.b.bitcast(shifted, kind), constant(ROUND_MAGIC_BITS))
         exponent = self.b.shl(self.b.add(n, constant(127)), constant(23))
         return self.b.bitcast(exponent, shifted.type)
-
-    def nibbles(self, packed: Any) -> tuple[Any, Any]:
-        """(low, high) halves of 16 bytes as float32, stored with 8 added."""
-        b = self.b
-        wide = b.zext(packed, _I32V)
-        low = b.and_(wide, ir.Constant(_I32V, [15] * LANES))
-        high = b.lshr(wide, ir.Constant(_I32V, [4] * LANES))
-        eight = ir.Constant(_I32V, [8] * LANES)
-        return b.sitofp(b.sub(low, eight), _F32V), b.sitofp(b.sub(high, eight), _F32V)
 
 
 Emit = Callable[[Emitter, Sequence[Any]], Any]
@@ -168,19 +159,11 @@ def result_of(signature: Any, emit: Emit) -> tuple[Any, Any]:
     return signature, generate
 
 
-def _page_kind(pages: Any) -> str:
-    """The KV format that a page array's type tells."""
-    return {types.float32: "f32", types.int8: "int8", types.uint8: "int4"}[pages.dtype]
+def _block_result(rows: Any, emit: Callable[..., None]) -> tuple[Any, Any]:
+    def generate(e: Emitter, values: Sequence[Any]) -> None:
+        emit(e, len(rows), *values[1:])
 
-
-def _block_result(rows: Any, pages: Any, addresses: Sequence[Any], emitter: Any) -> tuple[Any, Any]:
-    num_rows, kind = len(rows), _page_kind(pages)
-
-    def emit(e: Emitter, values: Sequence[Any]) -> None:
-        emitter(e, kind, num_rows, *values[2:])
-
-    signature = types.void(rows, pages, *(_scalar_kind(address) for address in addresses))
-    return result_of(signature, emit)
+    return result_of(types.void(rows, *[types.int64] * 7), generate)
 
 
 def _accumulators(e: Emitter, num_rows: int) -> list[Any]:
@@ -202,132 +185,63 @@ def _multiply_rows(
         e.b.store(e.fma(e.splat(scalar), vector, e.b.load(slot)), slot)
 
 
-def _as_float(e: Emitter, address: Any, offset: Any, kind: str) -> Any:
-    if kind == "f32":
-        return e.load(address, offset, _F32V)
-    return e.b.sitofp(e.load(address, offset, _I8V, align=1), _F32V)
-
-
 @intrinsic
 def scores(
-    typing_context: Any, rows: Any, pages: Any, q: Any, q_stride: Any, keys: Any, scales: Any,
+    typing_context: Any, rows: Any, q: Any, q_stride: Any, keys: Any, scales: Any,
     head_size: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """out[r, t] = sum_d q[r, d] * key[d, t] * scale[t]: queries against one block of 16 keys.
 
-    `rows` is a tuple with one element per query and `pages` the page array: their types choose
-    the code. The rest are int64: addresses, strides in bytes, sizes in elements. Keys are stored
-    [head_size, 16] so that a vector holds one dimension of every token (`int4`: [head_size / 2,
-    16], dimension i of a group of 32 in the low nibble of row i, i + 16 in the high one;
-    scales [groups, 16]).
+    `rows` is a tuple with one element per query: its type chooses the code. The rest are int64:
+    addresses, strides in bytes, sizes in elements. Keys are float32 [head_size, 16], so that a
+    vector holds one dimension of every token.
     """
-    addresses = (q, q_stride, keys, scales, head_size, out, out_stride)
-    return _block_result(rows, pages, addresses, _emit_scores)
+    return _block_result(rows, _emit_scores)
 
 
 def _emit_scores(
-    e: Emitter, kind: str, num_rows: int, q: Any, q_stride: Any, keys: Any, scales: Any,
-    head_size: Any, out: Any, out_stride: Any,
+    e: Emitter, num_rows: int, q: Any, q_stride: Any, keys: Any, scales: Any, head_size: Any,
+    out: Any, out_stride: Any,
 ) -> None:  # fmt: skip
-    if kind == "int4":
-        slots = _int4_scores(e, q, q_stride, keys, scales, head_size, num_rows)
-        results = [e.b.load(slot) for slot in slots]
-    else:
-        slots = _accumulators(e, num_rows)
-        width = LANES * (4 if kind == "f32" else 1)
-        with cgutils.for_range(e.b, head_size) as loop:
-            key = _as_float(e, keys, e.scaled(loop.index, width), kind)
-            _multiply_rows(e, slots, q, q_stride, e.scaled(loop.index, 4), key)
-        scale = e.load(scales, e.i64(0), _F32V)
-        results = [e.b.fmul(e.b.load(slot), scale) for slot in slots]
-    for r, value in enumerate(results):
-        e.store(value, out, e.scaled(out_stride, r))
-
-
-def _int4_scores(
-    e: Emitter, q: Any, q_stride: Any, keys: Any, scales: Any, head_size: Any, num_rows: int
-) -> list[Any]:
-    totals = _accumulators(e, num_rows)
-    half = INT4_GROUP_SIZE // 2
-    with cgutils.for_range(e.b, e.b.udiv(head_size, e.i64(INT4_GROUP_SIZE))) as groups:
-        slots = _accumulators(e, num_rows)
-        with cgutils.for_range(e.b, e.i64(half)) as loop:
-            row = e.b.add(e.scaled(groups.index, half), loop.index)
-            packed = e.load(keys, e.scaled(row, LANES), _I8V, align=1)
-            low, high = e.nibbles(packed)
-            first = e.b.add(e.scaled(groups.index, INT4_GROUP_SIZE), loop.index)
-            _multiply_rows(e, slots, q, q_stride, e.scaled(first, 4), low)
-            second = e.b.add(first, e.i64(half))
-            _multiply_rows(e, slots, q, q_stride, e.scaled(second, 4), high)
-        scale = e.load(scales, e.scaled(groups.index, LANES * 4), _F32V)
-        for total, slot in zip(totals, slots, strict=True):
-            e.b.store(e.fma(e.b.load(slot), scale, e.b.load(total)), total)
-    return totals
+    slots = _accumulators(e, num_rows)
+    with cgutils.for_range(e.b, head_size) as loop:
+        key = e.load(keys, e.scaled(loop.index, LANES * 4), _F32V)
+        _multiply_rows(e, slots, q, q_stride, e.scaled(loop.index, 4), key)
+    scale = e.load(scales, e.i64(0), _F32V)
+    for r, slot in enumerate(slots):
+        e.store(e.b.fmul(e.b.load(slot), scale), out, e.scaled(out_stride, r))
 
 
 @intrinsic
 def weighted_sum(
-    typing_context: Any, rows: Any, pages: Any, p: Any, p_stride: Any, values: Any, scales: Any,
+    typing_context: Any, rows: Any, p: Any, p_stride: Any, values: Any, scales: Any,
     head_size: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """out[r, d] += sum_t p[r, t] * value[t, d] * scale[t], t in 0..15 in order.
 
-    Arguments as in `scores`. Values are stored [16, head_size], head_size a multiple of 16
-    (`int4`: [16, head_size / 2], a group of 32 being 16 bytes with dimension i low and i + 16
-    high; scales [groups, 16]).
+    Arguments as in `scores`. Values are float32 [16, head_size], head_size a multiple of 16.
     """
-    addresses = (p, p_stride, values, scales, head_size, out, out_stride)
-    return _block_result(rows, pages, addresses, _emit_weighted_sum)
+    return _block_result(rows, _emit_weighted_sum)
 
 
 def _emit_weighted_sum(
-    e: Emitter, kind: str, num_rows: int, p: Any, p_stride: Any, values: Any, scales: Any,
-    head_size: Any, out: Any, out_stride: Any,
+    e: Emitter, num_rows: int, p: Any, p_stride: Any, values: Any, scales: Any, head_size: Any,
+    out: Any, out_stride: Any,
 ) -> None:  # fmt: skip
-    num_halves = 2 if kind == "int4" else 1
-    chunk = LANES * num_halves
-    with cgutils.for_range(e.b, e.b.udiv(head_size, e.i64(chunk))) as chunks:
-        start = e.scaled(chunks.index, chunk * 4)
-        slots = _load_rows(e, out, out_stride, start, num_rows, num_halves)
-        with cgutils.for_range(e.b, e.i64(LANES)) as tokens:
-            for half, value in enumerate(
-                _values(e, kind, values, scales, head_size, chunks.index, tokens.index)
-            ):
-                _multiply_rows(e, slots[half], p, p_stride, e.scaled(tokens.index, 4), value)
-        for half in range(num_halves):
-            for r, slot in enumerate(slots[half]):
-                place = _row_place(e, start, half, out_stride, r)
-                e.store(e.b.load(slot), out, place)
-
-
-def _row_place(e: Emitter, start: Any, half: int, stride: Any, row: int) -> Any:
-    return e.b.add(e.b.add(start, e.i64(half * LANES * 4)), e.scaled(stride, row))
-
-
-def _load_rows(
-    e: Emitter, out: Any, out_stride: Any, start: Any, num_rows: int, num_halves: int
-) -> list[list[Any]]:
-    slots = [_accumulators(e, num_rows) for _ in range(num_halves)]
-    for half, rows in enumerate(slots):
-        for r, slot in enumerate(rows):
-            place = _row_place(e, start, half, out_stride, r)
+    with cgutils.for_range(e.b, e.b.udiv(head_size, e.i64(LANES))) as chunks:
+        start = e.scaled(chunks.index, LANES * 4)
+        places = [e.b.add(start, e.scaled(out_stride, r)) for r in range(num_rows)]
+        slots = _accumulators(e, num_rows)
+        for slot, place in zip(slots, places, strict=True):
             e.b.store(e.load(out, place, _F32V), slot)
-    return slots
-
-
-def _values(
-    e: Emitter, kind: str, values: Any, scales: Any, head_size: Any, chunk: Any, token: Any
-) -> list[Any]:
-    """The scaled values of one token in one chunk: one vector, or two for int4."""
-    if kind == "int4":
-        row = e.b.mul(token, e.b.udiv(head_size, e.i64(2)))
-        packed = e.load(values, e.b.add(row, e.scaled(chunk, LANES)), _I8V, align=1)
-        place = e.b.add(e.scaled(chunk, LANES), token)
-        scale = e.splat(e.load(scales, e.scaled(place, 4), _F32))
-        return [e.b.fmul(half, scale) for half in e.nibbles(packed)]
-    index = e.b.add(e.b.mul(token, head_size), e.scaled(chunk, LANES))
-    value = _as_float(e, values, e.scaled(index, 4 if kind == "f32" else 1), kind)
-    return [e.b.fmul(value, e.splat(e.load(scales, e.scaled(token, 4), _F32)))]
+        with cgutils.for_range(e.b, e.i64(LANES)) as tokens:
+            index = e.b.add(e.b.mul(tokens.index, head_size), e.scaled(chunks.index, LANES))
+            value = e.load(values, e.scaled(index, 4), _F32V)
+            scale = e.splat(e.load(scales, e.scaled(tokens.index, 4), _F32))
+            place = e.scaled(tokens.index, 4)
+            _multiply_rows(e, slots, p, p_stride, place, e.b.fmul(value, scale))
+        for slot, place in zip(slots, places, strict=True):
+            e.store(e.b.load(slot), out, place)
 
 
 @intrinsic
@@ -417,15 +331,15 @@ def _run_vectors(e: Emitter, row: Any, index: Any) -> list[Any]:
     return [e.load(row, offset, _F32V) for offset in offsets]
 
 
-def _larger(e: Emitter, a: Any, b: Any) -> Any:
+def larger(e: Emitter, a: Any, b: Any) -> Any:
     return e.b.select(e.b.fcmp_ordered(">", a, b), a, b)
 
 
-def _sum(e: Emitter, a: Any, b: Any) -> Any:
+def add(e: Emitter, a: Any, b: Any) -> Any:
     return e.b.fadd(a, b)
 
 
-def _fold(e: Emitter, vector: Any, combine: Callable[[Emitter, Any, Any], Any]) -> Any:
+def fold(e: Emitter, vector: Any, combine: Callable[[Emitter, Any, Any], Any]) -> Any:
     """Across the lanes by halves: a fixed order, and a fourth of the steps of one by one."""
     width = LANES
     while width > 1:
@@ -447,8 +361,8 @@ def _emit_run_maxima(e: Emitter, arguments: Sequence[Any]) -> None:
         best = None
         for value in _run_vectors(e, row, loop.index):
             known = e.b.select(e.b.fcmp_unordered("uno", value, value), infinite, value)
-            best = known if best is None else _larger(e, known, best)
-        e.store(_fold(e, best, _larger), out, e.scaled(loop.index, 4))
+            best = known if best is None else larger(e, known, best)
+        e.store(fold(e, best, larger), out, e.scaled(loop.index, 4))
 
 
 def _emit_run_masses(e: Emitter, arguments: Sequence[Any]) -> None:
@@ -459,4 +373,4 @@ def _emit_run_masses(e: Emitter, arguments: Sequence[Any]) -> None:
             scaled = e.b.fmul(e.b.fsub(value, e.splat(shift)), e.splat(factor))
             mass = e.exp(scaled)
             total = mass if total is None else e.b.fadd(total, mass)
-        e.store(_fold(e, total, _sum), out, e.scaled(loop.index, 4))
+        e.store(fold(e, total, add), out, e.scaled(loop.index, 4))

@@ -15,10 +15,21 @@ import numba
 import numpy as np
 
 from engine.kernels import panel_simd
-from engine.kernels.attention_kernel import attend_part, write_part
+from engine.kernels.attention_kernel import attend_part, make_work
+from engine.kernels.page_write_kernel import write_part
+from engine.kernels.panel_amx import UNPACKED_BYTES, WIDE_ROWS, configure, release
 from engine.kernels.panel_matrix import BLOCK_INPUTS, PANEL_FORMS
 from engine.kernels.panel_matrix import PANEL_OUTPUTS as OUTPUTS
-from engine.kernels.panel_tiles import run_tile, tile_rows
+from engine.kernels.panel_tiles import (
+    Tiles,
+    is_wide,
+    run_tile,
+    run_wide_tile,
+    tile_panels,
+    tile_rows,
+    unpack_panels,
+    wide_tile_rows,
+)
 from engine.kernels.simd import row_softcap
 from engine.kernels.thread_team import fetch_add, ticks, wait_for_all
 
@@ -31,17 +42,19 @@ ADDRESS, FORM, NUM_PANELS, NUM_BLOCKS, BIAS, MATRIX_COLUMNS = range(6)
 NONE = -1
 
 SILU, GELU_TANH = range(2)
-GATED_COLUMNS = 2 * BLOCK_INPUTS
-COUNTERS_PER_LAYER = 4
+COUNTERS_PER_LAYER = 5
 _LAYER_PHASES = ("norm", "qkv", "rope and write", "attention", "quantize", "output", "norm",
                  "gate and up", "down")  # fmt: skip
-NUM_LAYER_PHASES = len(_LAYER_PHASES)
+NUM_LAYER_PHASES, NUM_MLP_PHASES = len(_LAYER_PHASES), 4
 _LAST_PHASES = ("norm", "head", "logits")
 COUNTER_WORDS = 8  # int64 words of a cache line
+_STOPS = -COUNTER_WORDS  # in `Buffers.sync`
+STOPPED = -1
 
 _BLOCK_BYTES = tuple(form.block_bytes for form in PANEL_FORMS)
-_CHUNK_PANELS = 4
-_GATE_PANELS = BLOCK_INPUTS // OUTPUTS
+CHUNK_PANELS = 4
+WIDE_CHUNK_PANELS = 3  # less to wait for at the end
+GATED_COLUMNS = 2 * CHUNK_PANELS * OUTPUTS
 
 
 def phase_names(num_layers: int) -> tuple[str, ...]:
@@ -54,10 +67,10 @@ class Model(NamedTuple):
     of `matrices`, NONE for what the layer does not have. `matrices` [N, MATRIX_COLUMNS] int64:
     address of the panels, number of the form, of panels, of blocks; offset of the bias.
     `vectors` [n] float32: all norms and biases. `cos`, `sin`: a table [positions, pairs] per rope.
-    `tiles`: the address of the compiled tiles (`panel_tiles.py`).
+    `tiles`: see `panel_tiles.py`.
     """
 
-    tiles: int
+    tiles: Tiles
     layers: Any
     matrices: Any
     vectors: Any
@@ -88,7 +101,11 @@ class Numbers(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Activations in 8 bits: `levels` [T, K] int8, `scales` and `sums` [T, K / 32] float32."""
+    """Activations in 8 bits: `levels` [T, K] int8, `scales` and `sums` [T, K / 32] float32.
+
+    Of a product that `is_wide` they lie in tiles of 16 rows: `levels` [T / 16, K / 32, 16, 32],
+    `scales` and `sums` [T / 16, K / 32, 16].
+    """
 
     levels: Any
     scales: Any
@@ -96,14 +113,16 @@ class Rows(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """`sync` int64, zeroed before a step: the barrier, then a counter per phase. `hidden` holds
+    """`sync` int64, zeroed before a step: the barrier, a counter per phase, then whether the step
+    stops. `stop` [1] int64: who sets it makes the step stop at its next layer. `hidden` holds
     the embeddings at the start. Room for TILE_ROWS rows more than a step has, since the last tile
-    of rows is not always full. `tiles`, `rows`, `attention` and `times` have a place for each
-    thread: times[thread, 2 * i] and the one after it are the ticks at the beginning and the end
-    of phase i (`phase_names`).
+    of rows is not always full. `tiles`, `unpacked` (panels, for the matrix unit), `rows`,
+    `attention` and `times` have a place for each thread: times[thread, 2 * i] and the one after it
+    are the ticks at the beginning and the end of phase i (`phase_names`).
     """
 
     sync: Any
+    stop: Any
     hidden: Any
     row_hidden: Any
     qkv: Any
@@ -113,6 +132,7 @@ class Buffers(NamedTuple):
     inner: Rows
     logits: Any
     tiles: Any
+    unpacked: Any
     rows: Any
     queries: Any
     attention: Any
@@ -120,7 +140,7 @@ class Buffers(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The arrays of `batch.Batch`, and tuples whose lengths are the rows of an attention tile."""
+    """The arrays of `batch.Batch`, and the tiles of attention (`attention_tiles.py`)."""
 
     positions: Any
     slots: Any
@@ -128,8 +148,7 @@ class Step(NamedTuple):
     context_lens: Any
     tables: Any
     logits_rows: Any
-    decode_rows: Any
-    prefill_rows: Any
+    tiles: Any
 
 
 class Pages(NamedTuple):
@@ -140,45 +159,94 @@ class Pages(NamedTuple):
 
 
 @_compiled
+def prepare(
+    tiles: Tiles, matrix: Any, first: int, last: int, num_rows: int, scratch: Any, at: int
+) -> int:
+    """Panels `first` to `last` - 1 for `multiply`: the address of their unpacked form, or 0.
+
+    They are unpacked at byte `at` of `scratch` for the matrix unit, if there is one and enough
+    rows for it. `finish` must follow.
+    """
+    if not is_wide(num_rows):
+        return 0
+    configure()
+    num_blocks, form = matrix[NUM_BLOCKS], matrix[FORM]
+    address = matrix[ADDRESS] + first * num_blocks * _BLOCK_BYTES[form]
+    place = scratch.ctypes.data + at
+    unpack_panels(tiles.unpack, form, address, last - first, num_blocks, place)
+    return int(place)
+
+
+@_compiled
+def finish(num_rows: int) -> None:
+    """The calling thread has multiplied all that it prepared."""
+    if is_wide(num_rows):
+        release()
+
+
+@_compiled
 def multiply(
-    tiles: int, matrix: Any, first: int, last: int, x: Rows, row: int, num_rows: int, out: Any,
-    out_row: int, column: int,
+    tiles: Tiles, matrix: Any, first: int, last: int, unpacked: int, x: Rows, row: int,
+    num_rows: int, out: Any, out_row: int, column: int,
 ) -> int:  # fmt: skip
     """Some rows of `x`, from `row` on, times panels `first` to `last` - 1; how many it did.
 
     They go to out[out_row:, column:]. A tile that is not full also writes rows past the last one.
-    `tiles`: see `panel_tiles.py`.
+    `unpacked`: what `prepare` returned.
     """
-    num_blocks, form = matrix[NUM_BLOCKS], matrix[FORM]
-    panel_bytes = num_blocks * _BLOCK_BYTES[form]
-    count = tile_rows(num_rows)
+    num_blocks, form, out_stride = matrix[NUM_BLOCKS], matrix[FORM], out.strides[0]
+    levels, stride = x.levels[row].ctypes.data, x.levels.strides[0]
+    scales, sums = x.scales[row].ctypes.data, x.sums[row].ctypes.data
     place = out[out_row].ctypes.data + 4 * column
-    for panel in range(first, last):
-        run_tile(
-            tiles, form, count, matrix[ADDRESS] + panel * panel_bytes, num_blocks,
-            x.levels[row].ctypes.data, x.levels.strides[0], x.scales[row].ctypes.data,
-            x.sums[row].ctypes.data, x.scales.strides[0],
-            place + 4 * OUTPUTS * (panel - first), out.strides[0],
+    if unpacked != 0:
+        count = wide_tile_rows(num_rows)
+        run_wide_tile(
+            tiles.wide, count, unpacked, last - first, num_blocks, levels, scales, sums, place,
+            out_stride,
         )  # fmt: skip
+        return min(count, num_rows)
+    panel_bytes = num_blocks * _BLOCK_BYTES[form]
+    address = matrix[ADDRESS] + first * panel_bytes
+    count = tile_rows(num_rows)
+    step, i = tile_panels(count), 0
+    while i + step <= last - first:
+        run_tile(
+            tiles.narrow, form, count, step, address + i * panel_bytes, num_blocks, levels, stride,
+            scales, sums, x.scales.strides[0], place + 4 * OUTPUTS * i, out_stride,
+        )  # fmt: skip
+        i += step
+    while i < last - first:
+        for r in range(min(count, num_rows)):
+            skipped = r * x.scales.strides[0]
+            run_tile(
+                tiles.narrow, form, 1, 1, address + i * panel_bytes, num_blocks,
+                levels + r * stride, stride, scales + skipped, sums + skipped,
+                x.scales.strides[0], place + 4 * OUTPUTS * i + r * out_stride, out_stride,
+            )  # fmt: skip
+        i += 1
     return min(count, num_rows)
 
 
 @_compiled
 def project(
-    tiles: int, matrix: Any, vectors: Any, x: Rows, num_rows: int, out: Any, counter: int
-) -> None:
+    tiles: Tiles, matrix: Any, vectors: Any, x: Rows, num_rows: int, out: Any, counter: int,
+    scratch: Any,
+) -> None:  # fmt: skip
     """out = x times the matrix, plus its bias; chunks of panels are taken in turn."""
     num_panels, bias = matrix[NUM_PANELS], matrix[BIAS]
+    chunk = WIDE_CHUNK_PANELS if is_wide(num_rows) else CHUNK_PANELS
     while True:
-        first = fetch_add(counter, 1) * _CHUNK_PANELS
+        first = fetch_add(counter, 1) * chunk
         if first >= num_panels:
-            return
-        last = min(first + _CHUNK_PANELS, num_panels)
+            return finish(num_rows)
+        last = min(first + chunk, num_panels)
+        unpacked = prepare(tiles, matrix, first, last, num_rows, scratch, 0)
         row = 0
         while row < num_rows:
             row += multiply(
-                tiles, matrix, first, last, x, row, num_rows - row, out, row, first * OUTPUTS
-            )
+                tiles, matrix, first, last, unpacked, x, row, num_rows - row, out, row,
+                first * OUTPUTS,
+            )  # fmt: skip
         if bias != NONE:
             for row in range(num_rows):
                 for i in range(first * OUTPUTS, last * OUTPUTS):
@@ -186,57 +254,68 @@ def project(
 
 
 @_compiled
-def _gate(tile: Any, activation: int) -> None:
-    """tile[0:32] = activation(tile[0:32]) * tile[32:64]."""
-    for start in range(0, BLOCK_INPUTS, OUTPUTS):
-        gate = tile.ctypes.data + 4 * start
+def _gate(gates: Any, ups: Any, activation: int) -> None:
+    """gates = activation(gates) * ups."""
+    for start in range(0, gates.shape[0], OUTPUTS):
+        gate, up = gates.ctypes.data + 4 * start, ups.ctypes.data + 4 * start
         if activation == SILU:
-            panel_simd.gate_silu(gate, gate + 4 * BLOCK_INPUTS, gate)
+            panel_simd.gate_silu(gate, up, gate)
         else:
-            panel_simd.gate_gelu_tanh(gate, gate + 4 * BLOCK_INPUTS, gate)
+            panel_simd.gate_gelu_tanh(gate, up, gate)
 
 
 @_compiled
 def project_gated(
-    tiles: int, matrix: Any, vectors: Any, activation: int, x: Rows, num_rows: int, tile: Any,
-    out: Rows, counter: int,
+    tiles: Tiles, matrix: Any, vectors: Any, activation: int, x: Rows, num_rows: int, tile: Any,
+    out: Rows, counter: int, scratch: Any,
 ) -> None:  # fmt: skip
-    """out = activation(gate) * up, quantized: a block of 32 at a time, from 2 panels of each."""
+    """out = activation(gate) * up, quantized: a chunk of panels of each at a time."""
     half, bias = matrix[NUM_PANELS] // 2, matrix[BIAS]
+    room = CHUNK_PANELS * matrix[NUM_BLOCKS] * UNPACKED_BYTES
     while True:
-        block = fetch_add(counter, 1)
-        first = block * _GATE_PANELS
+        first = fetch_add(counter, 1) * CHUNK_PANELS
         if first >= half:
-            return
-        row = 0
+            return finish(num_rows)
+        last = min(first + CHUNK_PANELS, half)
+        gates = prepare(tiles, matrix, first, last, num_rows, scratch, 0)
+        ups = prepare(tiles, matrix, half + first, half + last, num_rows, scratch, room)
+        size, at, row = (last - first) * OUTPUTS, first * OUTPUTS, 0
         while row < num_rows:
-            last, num_left = first + _GATE_PANELS, num_rows - row
-            multiply(tiles, matrix, first, last, x, row, num_left, tile, 0, 0)
+            num_left = num_rows - row
+            multiply(tiles, matrix, first, last, gates, x, row, num_left, tile, 0, 0)
             count = multiply(
-                tiles, matrix, half + first, half + last, x, row, num_left, tile, 0, BLOCK_INPUTS
+                tiles, matrix, half + first, half + last, ups, x, row, num_left, tile, 0, size
             )
             for r in range(count):
                 if bias != NONE:
-                    for i in range(BLOCK_INPUTS):
-                        tile[r, i] += vectors[bias + first * OUTPUTS + i]
-                        tile[r, BLOCK_INPUTS + i] += vectors[bias + (half + first) * OUTPUTS + i]
-                _gate(tile[r], activation)
-                _quantize_block(tile[r], 0, out, row + r, block)
+                    for i in range(size):
+                        tile[r, i] += vectors[bias + at + i]
+                        tile[r, size + i] += vectors[bias + half * OUTPUTS + at + i]
+                _gate(tile[r, :size], tile[r, size : 2 * size], activation)
+                for start in range(0, size, BLOCK_INPUTS):
+                    block = (at + start) // BLOCK_INPUTS
+                    _quantize_block(tile[r], start, out, row + r, block, num_rows)
             row += count
 
 
 @_compiled
-def _quantize_block(x: Any, start: int, out: Rows, row: int, block: int) -> None:
+def _quantize_block(x: Any, start: int, out: Rows, row: int, block: int, num_rows: int) -> None:
+    num_blocks = out.scales.shape[1]
+    if is_wide(num_rows):
+        index = (row // WIDE_ROWS * num_blocks + block) * WIDE_ROWS + row % WIDE_ROWS
+    else:
+        index = row * num_blocks + block
     panel_simd.quantize_block(
-        x.ctypes.data + 4 * start, out.levels[row].ctypes.data + BLOCK_INPUTS * block,
-        out.scales[row].ctypes.data + 4 * block, out.sums[row].ctypes.data + 4 * block,
+        x.ctypes.data + 4 * start, out.levels.ctypes.data + BLOCK_INPUTS * index,
+        out.scales.ctypes.data + 4 * index, out.sums.ctypes.data + 4 * index,
     )  # fmt: skip
 
 
 @_compiled
-def quantize(x: Any, out: Rows, row: int) -> None:
+def quantize(x: Any, out: Rows, row: int, num_rows: int) -> None:
+    """To row `row` of `num_rows`, which are multiplied together."""
     for block in range(x.shape[0] // BLOCK_INPUTS):
-        _quantize_block(x, block * BLOCK_INPUTS, out, row, block)
+        _quantize_block(x, block * BLOCK_INPUTS, out, row, block, num_rows)
 
 
 @_compiled
@@ -275,14 +354,21 @@ def _add_branch(hidden: Any, branch: Any, vectors: Any, norm: int, numbers: Numb
 
 @_compiled
 def _enter(
-    hidden: Any, vectors: Any, norm: int, numbers: Numbers, scratch: Any, out: Rows, row: int
+    hidden: Any,
+    vectors: Any,
+    norm: int,
+    numbers: Numbers,
+    scratch: Any,
+    out: Rows,
+    row: int,
+    num_rows: int,
 ) -> None:
     """The norm of `hidden`, quantized; `hidden` itself where there is no norm."""
     if norm == NONE:
-        quantize(hidden, out, row)
+        quantize(hidden, out, row, num_rows)
     else:
         _norm(hidden, vectors[norm : norm + hidden.shape[0]], numbers.epsilon, scratch)
-        quantize(scratch, out, row)
+        quantize(scratch, out, row, num_rows)
 
 
 @_compiled
@@ -319,16 +405,17 @@ def _counter(thread: Thread, index: int) -> int:
 
 @_compiled
 def _attend(
-    thread: Thread, tile_rows: Any, model: Model, numbers: Numbers, step: Step, pages: Pages,
-    index: int, buffers: Buffers,
+    thread: Thread, model: Model, numbers: Numbers, step: Step, pages: Pages, index: int,
+    buffers: Buffers,
 ) -> None:  # fmt: skip
-    attend_part(
-        thread.part, thread.num_threads, tile_rows, numbers.head_size, buffers.queries,
-        step.query_starts, step.context_lens, step.tables, model.layers[index, WINDOW],
-        numbers.attention_softcap, pages.keys[index], pages.values[index],
-        pages.key_scales[index], pages.value_scales[index], buffers.attended,
-        buffers.attention[thread.part],
+    work = make_work(
+        step.tiles, numbers.key_level, numbers.head_size,
+        model.layers[index, WINDOW], numbers.attention_softcap, buffers.queries,
+        step.query_starts, step.context_lens, step.tables, pages.keys[index],
+        pages.values[index], pages.key_scales[index], pages.value_scales[index], buffers.attended,
     )  # fmt: skip
+    counter = _counter(thread, COUNTERS_PER_LAYER * index + 4)
+    attend_part(thread.part, thread.num_threads, work, counter, buffers.attention)
 
 
 @_compiled
@@ -350,7 +437,10 @@ def _run_attention(
     thread: Thread, met: int, model: Model, numbers: Numbers, step: Step, pages: Pages, index: int,
     buffers: Buffers,
 ) -> int:  # fmt: skip
-    """Of layer `index`, for all tokens: from `hidden` and the branch before it to `attended`."""
+    """Of layer `index`, for all tokens: from `hidden` and the branch before it to `attended`.
+
+    STOPPED, and nothing done, if that was asked for.
+    """
     layer, num_tokens, qkv = model.layers[index], step.positions.shape[0], buffers.qkv
     scratch = buffers.rows[thread.part]
     for t in range(thread.part, num_tokens, thread.num_threads):
@@ -358,20 +448,22 @@ def _run_attention(
             norm = model.layers[index - 1, POST_MLP_NORM]
             _add_branch(buffers.hidden[t], buffers.branch[t], model.vectors, norm, numbers)
         _enter(buffers.hidden[t], model.vectors, layer[ATTN_NORM], numbers, scratch,
-               buffers.entering, t)  # fmt: skip
+               buffers.entering, t, num_tokens)  # fmt: skip
+    if thread.part == 0 and buffers.stop[0] != 0:
+        buffers.sync[_STOPS] = 1
     met = _meet(thread, met)
+    if buffers.sync[_STOPS] != 0:  # all see the same after the barrier
+        return STOPPED
     project(model.tiles, model.matrices[layer[QKV]], model.vectors, buffers.entering, num_tokens,
-            qkv, _counter(thread, COUNTERS_PER_LAYER * index))  # fmt: skip
+            qkv, _counter(thread, COUNTERS_PER_LAYER * index),
+            buffers.unpacked[thread.part])  # fmt: skip
     met = _meet(thread, met)
     if layer[Q_NORM] != NONE:
         for t in range(thread.part, num_tokens, thread.num_threads):
             _norm_queries_and_keys(qkv[t], layer, model.vectors, numbers)
     _write(thread, model, numbers, step, pages, index, buffers)
     met = _meet(thread, met)
-    if num_tokens == step.context_lens.shape[0]:
-        _attend(thread, step.decode_rows, model, numbers, step, pages, index, buffers)
-    else:
-        _attend(thread, step.prefill_rows, model, numbers, step, pages, index, buffers)
+    _attend(thread, model, numbers, step, pages, index, buffers)
     return _meet(thread, met)
 
 
@@ -384,18 +476,19 @@ def _run_mlp(
     layer, counter = model.layers[index], COUNTERS_PER_LAYER * index
     scratch, branch = buffers.rows[thread.part], buffers.branch
     project(model.tiles, model.matrices[layer[OUTPUT]], model.vectors, buffers.inner, num_rows,
-            branch, _counter(thread, counter + 1))  # fmt: skip
+            branch, _counter(thread, counter + 1), buffers.unpacked[thread.part])  # fmt: skip
     met = _meet(thread, met)
     for t in range(thread.part, num_rows, thread.num_threads):
         _add_branch(hidden[t], branch[t], model.vectors, layer[POST_ATTN_NORM], numbers)
-        _enter(hidden[t], model.vectors, layer[MLP_NORM], numbers, scratch, buffers.entering, t)
+        _enter(hidden[t], model.vectors, layer[MLP_NORM], numbers, scratch, buffers.entering, t,
+               num_rows)  # fmt: skip
     met = _meet(thread, met)
     project_gated(model.tiles, model.matrices[layer[GATE_UP]], model.vectors, numbers.activation,
                   buffers.entering, num_rows, buffers.tiles[thread.part], buffers.inner,
-                  _counter(thread, counter + 2))  # fmt: skip
+                  _counter(thread, counter + 2), buffers.unpacked[thread.part])  # fmt: skip
     met = _meet(thread, met)
     project(model.tiles, model.matrices[layer[DOWN]], model.vectors, buffers.inner, num_rows,
-            branch, _counter(thread, counter + 3))  # fmt: skip
+            branch, _counter(thread, counter + 3), buffers.unpacked[thread.part])  # fmt: skip
     return _meet(thread, met)
 
 
@@ -406,7 +499,7 @@ def _take_rows(thread: Thread, logits_rows: Any, buffers: Buffers) -> None:
         t = logits_rows[r]
         for i in range(buffers.hidden.shape[1]):
             buffers.row_hidden[r, i] = buffers.hidden[t, i]
-        quantize(buffers.attended[t], buffers.inner, r)
+        quantize(buffers.attended[t], buffers.inner, r, logits_rows.shape[0])
 
 
 @_compiled
@@ -418,10 +511,12 @@ def _run_head(
     for t in range(thread.part, num_rows, thread.num_threads):
         norm = model.layers[last, POST_MLP_NORM]
         _add_branch(hidden[t], buffers.branch[t], model.vectors, norm, numbers)
-        _enter(hidden[t], model.vectors, numbers.final_norm, numbers, scratch, buffers.entering, t)
+        _enter(hidden[t], model.vectors, numbers.final_norm, numbers, scratch, buffers.entering, t,
+               num_rows)  # fmt: skip
     met = _meet(thread, met)
     project(model.tiles, model.matrices[numbers.head], model.vectors, buffers.entering, num_rows,
-            buffers.logits, _counter(thread, COUNTERS_PER_LAYER * (last + 1)))  # fmt: skip
+            buffers.logits, _counter(thread, COUNTERS_PER_LAYER * (last + 1)),
+            buffers.unpacked[thread.part])  # fmt: skip
     met = _meet(thread, met)
     _finish_logits(thread, buffers.logits, num_rows, numbers)
     _meet(thread, met)
@@ -446,22 +541,28 @@ def _finish_logits(thread: Thread, logits: Any, num_rows: int, numbers: Numbers)
 def run_step(
     part: int, num_threads: int, model: Model, numbers: Numbers, step: Step, pages: Pages,
     buffers: Buffers,
-) -> None:  # fmt: skip
-    """The share of thread `part`: logits of `step.logits_rows`, keys and values to their slots."""
+) -> bool:  # fmt: skip
+    """The share of thread `part`: logits of `step.logits_rows`, keys and values to their slots.
+
+    False if `buffers.stop` was set in time: then the slots hold garbage, and there are no logits.
+    """
     thread = Thread(part, num_threads, buffers.sync, buffers.times[part])
     met, last, num_rows = 0, model.layers.shape[0] - 1, step.logits_rows.shape[0]
     thread.times[0] = ticks()
     for index in range(last + 1):
         met = _run_attention(thread, met, model, numbers, step, pages, index, buffers)
+        if met == STOPPED:
+            return False
         if index == last:
             _take_rows(thread, step.logits_rows, buffers)
             met = _meet(thread, met)
             break
         for t in range(part, step.positions.shape[0], num_threads):
-            quantize(buffers.attended[t], buffers.inner, t)
+            quantize(buffers.attended[t], buffers.inner, t, step.positions.shape[0])
         met = _meet(thread, met)
         num_tokens = step.positions.shape[0]
         met = _run_mlp(thread, met, model, numbers, index, buffers.hidden, num_tokens, buffers)
     if num_rows > 0:
         met = _run_mlp(thread, met, model, numbers, last, buffers.row_hidden, num_rows, buffers)
         _run_head(thread, met, model, numbers, num_rows, buffers)
+    return True

@@ -14,6 +14,7 @@ import numpy as np
 from engine.batch import Float32Array
 from engine.buckets import BucketPlan, Piece
 from engine.lane import LaneCounters
+from engine.recorder import NO_RECORDER, Recorder
 from engine.session import Session
 
 
@@ -47,9 +48,11 @@ class PlainMemory:
 
 
 class CallAccount:
-    """Counts what calls compute and move."""
+    """Counts what calls compute and move. `track` is where a recorder shows them."""
 
-    def __init__(self, is_shared: bool) -> None:
+    def __init__(self, is_shared: bool, track: str) -> None:
+        self.recorder: Recorder = NO_RECORDER
+        self.track = track
         self._is_shared = is_shared
         self._num_calls = self._num_rows = self._num_padding_rows = 0
         self._moved_bytes = self._gathered_bytes = 0
@@ -65,8 +68,11 @@ class CallAccount:
             shared_bytes=self._moved_bytes if self._is_shared else 0,
         )
 
-    def called(self, piece: Piece, num_bytes: int) -> None:
-        """`num_bytes`: of all inputs and outputs of the call."""
+    def call(self, session: Session, piece: Piece, num_bytes: int) -> None:
+        """`num_bytes`: of all inputs and outputs of the call. Raises DeviceError."""
+        start_ns = self.recorder.now_ns()
+        session.run()
+        self.recorder.called(session.name, self.track, start_ns, piece, num_bytes)
         self._num_calls += 1
         self._num_rows += piece.num_rows
         self._num_padding_rows += piece.num_padding_rows
@@ -118,8 +124,7 @@ class BoundGraph:
     def run(self, pieces: Sequence[Piece]) -> None:
         """Raises DeviceError."""
         for piece in pieces:
-            self._binding(piece).run()
-            self._account.called(piece, piece.bucket * self._row_bytes)
+            self._account.call(self._binding(piece), piece, piece.bucket * self._row_bytes)
 
     def register(self, plan: BucketPlan, max_rows: int) -> None:
         """Runs it once at every place where a piece can begin, in the largest size there.

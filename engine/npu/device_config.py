@@ -31,6 +31,9 @@ PERF_MODES = (
 )
 """The provider's names, fastest first; `default` leaves the choice to the driver."""
 
+PROFILING_LEVELS = ("", "basic", "detailed")
+"""How much QNN measures of each call: nothing, the call, or every node of its graph as well."""
+
 EMULATED = "emulated"
 
 # Provider options that a device may set, all of them in the provider's binary. What decides where
@@ -129,12 +132,14 @@ class NpuSettings:
 
     `device_file`: a packaged device or the path of a file; "" for the one that the chip names.
     `perf_mode`: one of `PERF_MODES`; "" for the device's own. `fused`: whether the graphs with the
-    attention inside are compiled and offered to the dispatcher, too.
+    attention inside are compiled and offered to the dispatcher, too. `profiling`: one of
+    `PROFILING_LEVELS`, for traces.
     """
 
     device_file: str = ""
     perf_mode: str = ""
     fused: bool = False
+    profiling: str = ""
 
 
 def chosen_device(settings: NpuSettings, reported: str | None) -> DeviceConfig:

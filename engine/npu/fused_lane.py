@@ -34,7 +34,9 @@ from engine.npu.fp16_range import rows_not_finite, settle
 from engine.npu.fused_window import PieceLayout
 from engine.npu.lane import HeadRows
 from engine.page_rows import PageRows
+from engine.recorder import Recorder
 from engine.session import Session
+from engine.span import Category, lane_track
 
 Bucket = tuple[int, int]
 """(tokens T, earlier tokens W)."""
@@ -81,7 +83,7 @@ class FusedLane:
         self._plan = BucketPlan(default_costs(graphs.token_buckets))
         self._windows = graphs.window_buckets
         self._pages = PageRows(config, cache.kv_format, max_model_len)
-        self._account = CallAccount(memory.is_shared)
+        self._account = CallAccount(memory.is_shared, lane_track(name))
         self._buffers = _Buffers(config, graphs, max_model_len, memory)
         self._parts = [
             _Part(layers, sessions, self._buffers, memory, turn % 2, self._account)
@@ -110,6 +112,12 @@ class FusedLane:
             return np.empty((0, 0), np.float32)
         return self._head.run(len(rows))
 
+    def record(self, recorder: Recorder) -> None:
+        self._account.recorder = recorder
+
+    def interrupt(self) -> None:
+        """It goes on: a call into a device cannot be stopped."""
+
     def close(self) -> None:
         self._parts = []
         del self._head
@@ -134,6 +142,8 @@ class FusedLane:
 
     def _gather(self, part: _Part, layout: PieceLayout, window: int) -> np.ndarray:
         """The earlier tokens of a part's layers; which sequences have one that is not finite."""
+        recorder, track = self._account.recorder, self._account.track
+        start_ns = recorder.now_ns()
         lost = np.zeros(len(layout.num_past), np.bool_)
         for layer in part.layers:
             keys, values = self._buffers.window(layer - part.layers.start, window)
@@ -142,13 +152,17 @@ class FusedLane:
             self._account.gathered(
                 layout.num_columns * (keys[:, :, 0].nbytes + values[:, 0].nbytes)
             )
+        recorder.ended("gather pages", Category.ATTENTION, track, start_ns)
         return lost
 
     def _write(self, part: _Part, layout: PieceLayout) -> None:
+        recorder, track = self._account.recorder, self._account.track
+        start_ns = recorder.now_ns()
         for layer in part.layers:
             rows = self._buffers.new_rows[layer - part.layers.start][0, : len(layout.slots)]
             pages = self._cache.layers[layer]
             self._pages.write(rows, layout.positions, layout.slots, pages)
+        recorder.ended("write pages", Category.ATTENTION, track, start_ns)
 
 
 class _Buffers:
@@ -242,8 +256,7 @@ class _Part:
         read, written = self._read[0, :num_rows], self._written[0, :num_rows]
         read[indices] = 0
         bound, num_bytes = self._binding((piece.bucket, window))
-        bound.run()
-        self._account.called(piece, num_bytes)
+        self._account.call(bound, piece, num_bytes)
         new_rows = [rows[0, :num_rows] for rows in self._buffers.new_rows[: len(self.layers)]]
         settle([written, *new_rows], indices, self._name)
 

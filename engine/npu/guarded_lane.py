@@ -16,6 +16,7 @@ from engine.cost_profile import FIRST, HEAD, LAST, MIDDLE
 from engine.errors import DeviceError
 from engine.lane import Lane, LaneCounters, RowBuffers, StepBuffers
 from engine.npu.watchdog import Watchdog
+from engine.recorder import Recorder
 
 T = TypeVar("T")
 
@@ -100,6 +101,9 @@ class GuardedLane:
 
     def twin(self) -> GuardedLane:
         return GuardedLane(self._lane.twin(), self._num_layers, self._watchdog, self.meter)
+
+    def record(self, recorder: Recorder) -> None:
+        self._lane.record(recorder)
 
     def close(self) -> None:
         self._lane.close()

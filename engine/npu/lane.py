@@ -18,7 +18,9 @@ from engine.kernels.rows_kernel import copy_rows
 from engine.lane import LaneCounters, RowBuffers, StepBuffers
 from engine.npu.calls import BoundGraph, CallAccount, HostMemory, PlainMemory, Wiring
 from engine.npu.fp16_range import rows_not_finite, settle
+from engine.recorder import Recorder
 from engine.session import Session
+from engine.span import lane_track
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class NpuLane:
         self._graphs = graphs
         self._max_tokens = max_tokens
         self._memory = memory or PlainMemory()
-        self._account = CallAccount(self._memory.is_shared)
+        self._account = CallAccount(self._memory.is_shared, lane_track(name))
         self._plan = BucketPlan(costs or default_costs(list(graphs.segments)))
         self._step = self._new_step()
         self._rows = _Rows(config, graphs, max_rows, self._memory, self._plan, self._account)
@@ -97,6 +99,9 @@ class NpuLane:
 
     def twin(self) -> NpuTwin:
         return NpuTwin(self, self._new_step())
+
+    def record(self, recorder: Recorder) -> None:
+        self._account.recorder = recorder
 
     def close(self) -> None:
         """The sessions end with the last reference to their bindings."""
@@ -146,6 +151,9 @@ class NpuTwin:
 
     def twin(self) -> NpuTwin:
         return self._lane.twin()
+
+    def record(self, recorder: Recorder) -> None:
+        self._lane.record(recorder)
 
     def close(self) -> None:
         self._step.close()

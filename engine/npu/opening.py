@@ -7,7 +7,7 @@ provider's sessions. Knows nothing of when the NPU is used, or what is done when
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -24,6 +24,7 @@ from engine.npu.fused_graphs import fused_parts
 from engine.npu.fused_lane import FusedGraphs, FusedLane
 from engine.npu.graphs import HEAD, part_names
 from engine.npu.lane import LaneGraphs, NpuLane
+from engine.npu.qnn_profile import open_profile
 from engine.npu.qnn_session import (
     SHARED_MEMORY_OPTION,
     QnnOptions,
@@ -71,7 +72,8 @@ def open_npu(
     BundleError or OSError.
     """
     config = device_config(device, settings)
-    contexts = _Contexts(bundle, config, settings.fused, on_phase, lease)
+    profile, options = open_profile(settings.profiling)
+    contexts = _Contexts(bundle, config, settings.fused, on_phase, lease, options)
     on_phase("loading onto the NPU")
     graphs = LaneGraphs(contexts.segments(), contexts.heads())
     memory = _host_memory(contexts.options)
@@ -93,7 +95,7 @@ def open_npu(
                     memory,
                 ),
             )
-    return NpuForms(lane, whole)
+    return NpuForms(lane, whole, profile)
 
 
 def device_config(device: str, settings: NpuSettings) -> DeviceConfig:
@@ -126,16 +128,23 @@ def _host_memory(options: QnnOptions) -> HostMemory:
 
 @dataclass
 class _Contexts:
-    """Compiled contexts as sessions. What is missing is compiled first."""
+    """Compiled contexts as sessions. What is missing is compiled first.
+
+    `extra_options` of the provider are for opening only, and change nothing that is compiled.
+    """
 
     bundle: Bundle
     config: DeviceConfig
     with_fused: bool
     on_phase: OnPhase
     lease: Lease
+    extra_options: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        self.options = session_options(self.config)
+        options = session_options(self.config)
+        self.options = replace(
+            options, provider_options={**options.provider_options, **self.extra_options}
+        )
         self._store = context_store(self.bundle, self.config, self.with_fused)
         self._has_rebuilt = False
         self._compile()

@@ -36,6 +36,7 @@ from engine.placement import (
     segment_route_s,
     segment_routes,
 )
+from engine.recorder import Recorder
 from engine.step_form import StepForm
 
 logger = logging.getLogger(__name__)
@@ -121,6 +122,10 @@ class NpuSteps:
     def observe_wait(self, seconds: float) -> None:
         """How long a step waited for the NPU: what other processes do with it has a price, too."""
         self._wait_s += 0.1 * (seconds - self._wait_s)
+
+    def record(self, recorder: Recorder) -> None:
+        """From now on tells it of all calls into the NPU."""
+        self.opened.forms.record(recorder)
 
     def close(self) -> None:
         if self._overlapped is not None:

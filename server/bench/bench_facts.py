@@ -64,6 +64,18 @@ class Cost:
         attention = self._known["attention_operations"] * num_tokens * (num_tokens + 1) / 2
         return self._limited(num_tokens, self._kv_bytes * num_tokens, operations, attention)
 
+    def traced(
+        self, num_tokens: float, num_rows: float, num_keys: float, num_attended: float
+    ) -> dict[str, Any]:
+        """Of a step with so many tokens, rows of logits, tokens in its contexts, and pairs of a
+        token and one that it attends to."""
+        if not self._known:
+            return {}
+        operations = self._known["layer_operations"] * num_tokens
+        operations += self._known["head_operations"] * num_rows
+        attention = self._known["attention_operations"] * num_attended
+        return self._limited(num_tokens, self._kv_bytes * num_keys, operations, attention)
+
     def _limited(
         self, num_rows: float, kv_bytes: float, operations: float, attention: float
     ) -> dict[str, Any]:

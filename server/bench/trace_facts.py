@@ -1,98 +1,49 @@
-"""From a trace of real steps (Chrome's trace event format) to the facts of a mean step. Pure.
-
-Reads complete events (`ph` "X", times in microseconds). What an event is comes from its category,
-or, where that says nothing, its name. Threads that work side by side count as one: their mean.
-"""
+"""From a trace of real steps to the facts of a mean step: of those that decode, of those with
+prompts. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
+from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
+from engine.roofline import Roofline
+from engine.span import Category
+from server.bench.bench_facts import Cost
 from server.bench.explanation import Facts
+from server.bench.trace_file import Step, StepKind, TraceFile, read_trace
+
+_WORDS = {StepKind.DECODE: "steps that decode", StepKind.PROMPT: "steps with prompts"}
 
 
-class Part(StrEnum):
-    STEP = "step"
-    QUEUE = "queue"
-    NPU = "npu"
-    ATTENTION = "attention"
-    OWN = "own work"
-    MODEL = "model"
+def trace_facts(document: object, roofline: Roofline | None = None) -> list[Facts]:
+    """One for each kind of step that there is. Raises NotATrace."""
+    trace = read_trace(document)
+    known = trace.about.get("cost") or {}
+    cost = Cost(known, str(trace.about.get("kv_format", "")), roofline)
+    return [_mean_step(trace, kind, steps, cost) for kind in StepKind if (steps := trace.of(kind))]
 
 
-_PARTS = {
-    Part.STEP: {"step"},
-    Part.QUEUE: {"queue", "queue time"},
-    Part.NPU: {"npu", "npu-emulated"},
-    Part.ATTENTION: {"attention", "rope and write"},
-    Part.OWN: {"schedule", "build", "batch", "sample", "commit", "propose"},
-    Part.MODEL: {"segment", "norm", "qkv", "quantize", "output", "gate and up", "down", "head",
-                 "logits", "execute"},
-}  # fmt: skip
-_PART_OF = {word: part for part, words in _PARTS.items() for word in words}
+def _mean_step(trace: TraceFile, kind: StepKind, steps: Sequence[Step], cost: Cost) -> Facts:
+    """Requests wait for a step with a prompt: only there it is a part of what they see."""
 
+    def mean(value: Callable[[Step], float]) -> float:
+        return fmean(value(step) for step in steps)
 
-class NotATrace(ValueError):
-    """The message is one line and says what is wrong with the file."""
-
-
-def part_of(event: Mapping[str, Any]) -> Part | None:
-    """A segment on the NPU is an NPU call, whatever it is called."""
-    arguments = event.get("args") or {}
-    if str(arguments.get("lane", "")).startswith("npu"):
-        return Part.NPU
-    for text in (str(event.get("cat") or ""), str(event.get("name") or "")):
-        for word in (text.lower(), text.lower().partition(" ")[0]):
-            if word in _PART_OF:
-                return _PART_OF[word]
-    return None
-
-
-def events_of(document: object) -> list[Mapping[str, Any]]:
-    """The complete events. Raises NotATrace."""
-    events = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(events, list):
-        raise NotATrace("it has no traceEvents")
-    complete: list[Mapping[str, Any]] = [
-        e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "dur" in e
-    ]
-    if not complete:
-        raise NotATrace("it has no complete events (ph X with a dur)")
-    return complete
-
-
-def trace_facts(document: object, limits: Mapping[str, Any] | None = None) -> Facts:
-    """Of the mean step. `limits`: bytes, operations and what the machine can do, as in `Facts`.
-
-    Raises NotATrace.
-    """
-    events = events_of(document)
-    steps = [event for event in events if part_of(event) is Part.STEP]
-    if not steps:
-        raise NotATrace("it has no step")
-    count = len(steps)
-    step_s = _seconds(steps) / count
-    means = {part: _busy_s([e for e in events if part_of(e) is part]) / count for part in Part}
-    npu = [event for event in events if part_of(event) is Part.NPU]
-    queues = [event for event in events if part_of(event) is Part.QUEUE]
+    npu_s = mean(lambda step: step.seconds(Category.NPU_CALL))
+    waits_s = [event.seconds for event in trace.queued] if kind is StepKind.PROMPT else []
     return Facts(
-        f"the mean of {count} steps",
-        step_s,
-        own_s=means[Part.OWN],
-        queue_s=_seconds(queues) / len(queues) if queues else None,
-        attention_s=means[Part.ATTENTION] or None,
-        npu_s=means[Part.NPU] or None,
-        num_npu_calls=len(npu) / count,
-        **(limits or {}),
+        f"the mean of {len(steps)} {_WORDS[kind]}",
+        mean(lambda step: step.event.seconds),
+        own_s=mean(lambda step: step.seconds(Category.OWN)),
+        queue_s=fmean(waits_s) if waits_s else None,
+        attention_s=mean(lambda step: step.seconds(Category.ATTENTION)) or None,
+        npu_s=npu_s or None,
+        num_npu_calls=mean(lambda step: len(step.of(Category.NPU_CALL))),
+        **_limits(steps, cost),
     )
 
 
-def _seconds(events: Iterable[Mapping[str, Any]]) -> float:
-    return sum(float(event["dur"]) for event in events) / 1e6
-
-
-def _busy_s(events: list[Mapping[str, Any]]) -> float:
-    threads = {(event.get("pid"), event.get("tid")) for event in events}
-    return _seconds(events) / len(threads) if threads else 0.0
+def _limits(steps: Sequence[Step], cost: Cost) -> dict[str, Any]:
+    names = ("tokens", "rows", "keys", "attended")
+    return cost.traced(*(fmean(step.number(name) for step in steps) for name in names))

@@ -1,4 +1,4 @@
-"""A client of a running hexlm server: model names and streamed chat answers, over httpx.
+"""A client of a running hexlm server: model names, streamed chat answers, traces; over httpx.
 
 Every failure is a `ChatError` of one line that says what to do. Knows neither terminal nor history.
 """
@@ -88,6 +88,17 @@ class ChatClient:
             _raise_for_error(response)
             for data in _events(response.iter_lines()):
                 yield from _pieces(data)
+
+    def trace(self, num_steps: int, timeout_s: float, model: str | None) -> bytes:
+        """The document of `GET /debug/trace`."""
+        parameters: dict[str, str | int | float] = {"steps": num_steps, "timeout": timeout_s}
+        if model is not None:
+            parameters["model"] = model
+        timeout = httpx.Timeout(timeout_s + _SILENCE_S, connect=_CONNECT_S)
+        with self._translated():
+            response = self._http.get("/debug/trace", params=parameters, timeout=timeout)
+            _raise_for_error(response)
+            return response.content
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

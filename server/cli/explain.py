@@ -66,7 +66,9 @@ def explain_document(file: Path, document: object, roofline: Roofline | None) ->
     from server.bench.results import FORMAT
 
     is_bench = isinstance(document, dict) and document.get("format") == FORMAT
-    facts = bench_file_facts(file, roofline) if is_bench else [trace_file_facts(file, document)]
+    facts = (
+        bench_file_facts(file, roofline) if is_bench else trace_file_facts(file, document, roofline)
+    )
     if not facts:
         raise CliError(
             f"{file} has no figures of the suites prefill, decode, concurrency or arrivals"
@@ -86,11 +88,12 @@ def bench_file_facts(file: Path, roofline: Roofline | None) -> list[Facts]:
     return facts_of(results, roofline or recorded_roofline(results.roofline))
 
 
-def trace_file_facts(file: Path, document: object) -> Facts:
-    from server.bench.trace_facts import NotATrace, trace_facts
+def trace_file_facts(file: Path, document: object, roofline: Roofline | None) -> list[Facts]:
+    from server.bench.trace_facts import trace_facts
+    from server.bench.trace_file import NotATrace
 
     try:
-        return trace_facts(document)
+        return trace_facts(document, roofline)
     except NotATrace as error:
         raise CliError(f"{file} is neither a benchmark nor a trace: {error}") from error
 

@@ -30,6 +30,7 @@ from server.cli.rm import rm
 from server.cli.serve import serve
 from server.cli.show import show
 from server.cli.synthesize import synthesize
+from server.cli.trace import trace
 
 
 def create_app() -> typer.Typer:
@@ -49,6 +50,7 @@ def create_app() -> typer.Typer:
     app.command("rm")(rm)
     app.command("bench")(bench)
     app.command("explain")(explain)
+    app.command("trace")(trace)
     app.command("quantize")(quantize)
     app.command("eval")(evaluate)
     app.command("synthesize")(synthesize)

@@ -45,6 +45,9 @@ def serve(
     max_model_len: Annotated[
         str | None, typer.Option(help="Longest sequence in tokens, or auto.")
     ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Answer /debug/trace, for hexlm trace.")
+    ] = False,
     config: Annotated[
         Path | None, typer.Option(help="A TOML file; configs/server.toml lists its keys.")
     ] = None,
@@ -61,6 +64,7 @@ def serve(
         "kv_memory": kv_memory,
         "kv_format": kv_format,
         "max_model_len": max_model_len,
+        "debug": debug or None,
     }
     settings = load_config(config, flags)
     configure_logging(settings.server.log_level)

@@ -111,4 +111,5 @@ def _model_health(model: Served) -> dict[str, Any]:
         "total_steps": stats.total_steps,
         "total_preemptions": stats.total_preemptions,
         "total_failed_steps": stats.total_failed_steps,
+        "total_interrupted_steps": stats.total_interrupted_steps,
     }

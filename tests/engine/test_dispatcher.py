@@ -25,6 +25,9 @@ from engine.lane import CpuLane, LaneCounters
 from engine.npu.fault_memory import FIRST_BACK_OFF_S, FaultMemory
 from engine.npu.opener import NpuOpener, OnPhase, OpenedNpu
 from engine.npu.steps import NpuSteps
+from engine.recorder import NO_RECORDER, Recorder
+from engine.span import Category
+from engine.span_recorder import SpanRecorder
 from engine.step_form import NpuForms
 from scheduler.messages import FinishReason, GenerationRequest
 from scheduler.sequence import Sequence
@@ -41,6 +44,7 @@ from tests.simulated_lane import (
     profile,
     raising,
 )
+from tests.traces import assert_nested
 
 LAYERS = 2
 HEAD = LAYERS + 1
@@ -264,6 +268,42 @@ def test_a_device_on_which_everything_overflows_is_closed_for_long(rig_of: MakeR
     assert "fp16 overflow in 2 of 4 segments" in rig.lane.detail and "300 s" in rig.lane.detail
 
 
+def told_by(rig: Rig) -> Recorder:
+    return rig.device.recorder
+
+
+def test_a_recorder_hears_of_every_device_also_of_one_that_is_opened_later(
+    rig_of: MakeRig,
+) -> None:
+    rig, recorder = rig_of(), SpanRecorder()
+    rig.dispatcher.record(recorder)
+    batch = make_batch([Span([1, 2], [0])], 63)
+
+    def lanes_of_a_step() -> set[object]:
+        rig.dispatcher.execute(batch)
+        return {s.args["lane"] for s in recorder.take().spans if s.category is Category.SEGMENT}
+
+    assert lanes_of_a_step() == {"cpu"}
+    rig.dispatcher.open()
+    assert lanes_of_a_step() == {"npu"}
+    assert told_by(rig) is recorder
+    rig.dispatcher.record(NO_RECORDER)
+    assert told_by(rig) is NO_RECORDER
+    assert lanes_of_a_step() == set()
+
+
+def test_recording_changes_no_token(
+    rig_of: MakeRig, undisturbed: dict[str, tuple[object, ...]]
+) -> None:
+    rig, recorder = rig_of(costs=overlapping()), SpanRecorder()
+    rig.dispatcher.record(recorder)
+    rig.dispatcher.open()
+    assert contents(serve(rig.model, ARRIVALS)) == undisturbed
+    spans = recorder.take().spans
+    assert {span.track for span in spans} >= {"lane npu", "attention"}
+    assert_nested(spans)
+
+
 class WholeForm:
     """A form of the NPU for whole steps that fails at its first steps."""
 
@@ -282,6 +322,12 @@ class WholeForm:
         if self.num_executed <= self._num_failures:
             raise self._error
         return self._model.runner.execute(batch)
+
+    def record(self, recorder: Recorder) -> None:
+        pass
+
+    def interrupt(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

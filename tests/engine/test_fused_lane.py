@@ -23,6 +23,8 @@ from engine.kv_format import F32, KV_FORMATS, KVFormat
 from engine.model_runner import ModelRunner
 from engine.npu.fused_lane import FusedLane
 from engine.npu.lane import NpuLane
+from engine.span import Category
+from engine.span_recorder import SpanRecorder
 from engine.step_form import StepForm
 from tests.batches import Span, make_batch
 from tests.emulator import (
@@ -34,6 +36,7 @@ from tests.emulator import (
 )
 from tests.loaded_model import NanEmbedding
 from tests.tiny_model import import_tiny_model
+from tests.traces import assert_nested
 
 TOKENS, WINDOWS, HEADS = (1, 8, 32), (16, 128), (1, 8)
 MAX_ROWS, NUM_BLOCKS = 64, 64
@@ -113,6 +116,25 @@ def test_it_computes_what_the_segments_compute(
     found = many_steps(forms.fused(None, layers_per_graph))
     error = relative_rms(found, expected)
     assert error < MAX_PAGES[name], f"relative RMS {error:.2e}"
+
+
+def test_a_recorder_is_told_of_its_calls_and_of_what_the_host_does_between(
+    tiny_bundle: Bundle,
+) -> None:
+    form, recorder = Forms(tiny_bundle, F32).fused(None, layers_per_graph=1), SpanRecorder()
+    form.record(recorder)
+    run(form, Span(prompt_of(9), [0]), rows="last")
+    spans = recorder.take().spans
+    num_pieces = len([s for s in spans if s.args.get("bucket") in TOKENS and s.name != "head of 1"])
+    assert num_pieces >= 2 and num_pieces % 2 == 0, "each piece goes through both layers"
+    kinds = [s.category for s in spans]
+    each = [Category.ATTENTION, Category.NPU_CALL, Category.ATTENTION]
+    assert kinds == each * num_pieces + [Category.NPU_CALL]
+    assert {s.name for s in spans if s.category is Category.ATTENTION} == {
+        "gather pages", "write pages",
+    }  # fmt: skip
+    assert form.counters.num_calls == kinds.count(Category.NPU_CALL)
+    assert_nested(spans)
 
 
 def test_its_pages_are_those_of_the_segments(tiny_bundle: Bundle, segments_lane: NpuLane) -> None:

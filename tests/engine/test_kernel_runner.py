@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.bundle import Bundle
-from engine.errors import BundleError
+from engine.errors import BundleError, StepInterrupted
 from engine.export.panels import PANELS_FILE, PANELS_INDEX_FILE
 from engine.importers.gguf import read_gguf
 from engine.panel_weights import PanelWeights, has_panels
@@ -106,3 +106,14 @@ def test_panels_that_end_too_early_are_refused(tmp_path: Path) -> None:
         stream.truncate(4096)
     with pytest.raises(BundleError, match="past the end of the file"):
         PanelWeights(bundle, 64)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_an_interrupted_step_can_be_computed_again(
+    tiny_bundle: Bundle, model: LoadedModel, num_threads: int
+) -> None:
+    other = load_model(tiny_bundle, num_threads=num_threads, kernels="auto")
+    other.runner.interrupt()
+    with pytest.raises(StepInterrupted):
+        other.logits_of(TOKENS, TABLE)
+    assert np.array_equal(other.logits_of(TOKENS, TABLE), model.logits_of(TOKENS, TABLE))

@@ -22,6 +22,7 @@ from engine.npu.opener import OpenedNpu
 from engine.npu.overflow_ledger import WHOLE_STEP
 from engine.npu.steps import IN_HALVES, IN_ONE_PIECE, ON_CPU, NpuSteps
 from engine.observed_costs import EXPLORE_EVERY
+from engine.recorder import Recorder
 from engine.step_form import NpuForms
 from tests.batches import Span, make_batch
 from tests.loaded_model import LoadedModel, load_model
@@ -67,6 +68,12 @@ class TimedForm:
     def execute(self, batch: Batch) -> Float32Array:
         self._clock.now_s += self.seconds
         return self._model.runner.execute(batch)
+
+    def record(self, recorder: Recorder) -> None:
+        pass
+
+    def interrupt(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

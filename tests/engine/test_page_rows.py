@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.attention import dequantize
+from engine.attention import dequantize, keys_by_token, values_by_token
 from engine.kernels.attention_kernel import KernelAttention
 from engine.kv_cache import PagedKVCache
 from engine.kv_format import F32, KV_FORMATS, KVFormat
@@ -63,8 +63,8 @@ def test_earlier_tokens_are_gathered_side_by_side(
     values = np.full((num_kv_heads, 64, head_size), 5, np.float32)
     lost = rows.gather(tables, num_past, pages, keys, values)
 
-    all_keys = dequantize(pages.keys.swapaxes(2, 3), pages.key_scales, kv_format.keys)
-    all_values = dequantize(pages.values, pages.value_scales, kv_format.values)
+    all_keys = dequantize(keys_by_token(pages.keys), pages.key_scales, kv_format.keys)
+    all_values = dequantize(values_by_token(pages.values), pages.value_scales, kv_format.values)
     tokens = [(4, 16), (2, 16), (7, 5), (1, 16)]
     for stored, found in ((all_keys, keys.swapaxes(1, 2)), (all_values, values)):
         parts = [stored[block, :, :count, :head_size] for block, count in tokens]

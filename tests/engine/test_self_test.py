@@ -8,6 +8,7 @@ import pytest
 from engine.batch import Float32Array, Int32Array
 from engine.bundle import Bundle
 from engine.lane import CpuLane, LaneCounters, RowBuffers, StepBuffers
+from engine.recorder import Recorder
 from engine.self_test import is_batch_invariant
 
 HIDDEN, QKV, VOCAB = 8, 12, 20
@@ -55,6 +56,9 @@ class FakeLane:
 
     def twin(self) -> FakeLane:
         return FakeLane(self._qkv_noise, self._logits_noise)
+
+    def record(self, recorder: Recorder) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -10,28 +10,52 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.kernels import panel_simd
+from engine.kernels.panel_amx import UNPACKED_BYTES
 from engine.kernels.panel_matrix import PANEL_FORMS, Blocks, PanelForm, pack_panels
 from engine.kernels.panel_simd import make_tile
-from engine.kernels.panel_tiles import tiles_address
-from engine.kernels.step_kernel import NONE, Rows, multiply, project, project_gated, quantize
+from engine.kernels.panel_tiles import compiled_tiles, is_wide
+from engine.kernels.step_kernel import (
+    NONE,
+    Rows,
+    finish,
+    multiply,
+    prepare,
+    project,
+    project_gated,
+    quantize,
+)
 from tests.engine.test_panel_matrix import random_blocks
 
 Floats = NDArray[np.float32]
 _compiled: Any = numba.njit
 
 
-def make_rows(x: Floats) -> Rows:
-    """Quantized, with room behind."""
+def make_rows(x: Floats, together: int | None = None) -> Rows:
+    """Quantized, to be multiplied `together` (default: all at once), with room behind."""
     num_rows, size = x.shape
-    levels = np.zeros((num_rows + 8, size), np.int8)
-    scales, sums = (np.zeros((num_rows + 8, size // 32), np.float32) for _ in range(2))
+    levels = np.zeros((num_rows + 16, size), np.int8)
+    scales, sums = (np.zeros((num_rows + 16, size // 32), np.float32) for _ in range(2))
     rows = Rows(levels, scales, sums)
     for row in range(num_rows):
-        quantize(x[row], rows, row)
+        quantize(x[row], rows, row, together or num_rows)
     return rows
 
 
+def by_row(rows: Rows, num_rows: int) -> Rows:
+    """Rows that were quantized to be multiplied together, one after another."""
+    if not is_wide(num_rows):
+        return rows
+    num_blocks = rows.scales.shape[1]
+
+    def untiled(x: Any) -> Any:
+        whole = x[: len(x) // 16 * 16].reshape(-1, num_blocks, 16, x.shape[1] // num_blocks)
+        return whole.swapaxes(1, 2).reshape(-1, x.shape[1])
+
+    return Rows(*map(untiled, rows))
+
+
 def dequantized(rows: Rows, num_rows: int) -> NDArray[np.float64]:
+    rows = by_row(rows, num_rows)
     blocks = rows.levels[:num_rows].reshape(num_rows, -1, 32).astype(np.float64)
     values: NDArray[np.float64] = blocks * rows.scales[:num_rows, :, None]
     return values.reshape(num_rows, -1)
@@ -83,30 +107,42 @@ class TestQuantize:
         assert np.isfinite(rows.scales).all() and np.isfinite(rows.sums).all()
 
 
+SCRATCH = np.zeros(16 * 3 * UNPACKED_BYTES, np.uint8)
+
+
+def times(matrix: Any, num_panels: int, rows: Rows, num_rows: int) -> Floats:
+    """`rows`, quantized for so many, times the first panels."""
+    out = np.zeros((num_rows + 8, 16 * num_panels), np.float32)
+    tiles = compiled_tiles()
+    unpacked = prepare(tiles, matrix, 0, num_panels, num_rows, SCRATCH, 0)
+    row = 0
+    while row < num_rows:
+        row += multiply(
+            tiles, matrix, 0, num_panels, unpacked, rows, row, num_rows - row, out, row, 0
+        )
+    finish(num_rows)
+    assert row == num_rows
+    return out[:num_rows]
+
+
 @pytest.mark.parametrize("form", PANEL_FORMS, ids=lambda form: f"{form.bits}-{form.kind}")
 class TestMultiply:
     def test_equals_the_product_of_what_is_stored(self, form: PanelForm) -> None:
         blocks = random_blocks(form.kind, form.bits, num_rows=48)
         matrix, alive = make_matrix(blocks, form)
-        rows, out = make_rows(gaussian(8, 96)), np.zeros((16, 48), np.float32)
-        assert multiply(tiles_address(), matrix, 0, 3, rows, 0, 8, out, 0, 0) == 8
+        rows = make_rows(gaussian(8, 96))
         expected = dequantized(rows, 8) @ blocks.dequantize().astype(np.float64).T
-        assert np.allclose(out[:8], expected, rtol=1e-5, atol=1e-4 * np.abs(expected).max())
+        out = times(matrix, 3, rows, 8)
+        assert np.allclose(out, expected, rtol=1e-5, atol=1e-4 * np.abs(expected).max())
         assert alive is not None
 
-    @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 64])
+    @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 64, 70, 77])
     def test_a_row_is_the_same_in_every_company(self, form: PanelForm, num_rows: int) -> None:
         matrix, alive = make_matrix(random_blocks(form.kind, form.bits, num_rows=48), form)
-        rows = make_rows(gaussian(num_rows, 96))
-        together, alone = (np.zeros((num_rows + 8, 48), np.float32) for _ in range(2))
-        row = 0
-        while row < num_rows:
-            row += multiply(
-                tiles_address(), matrix, 0, 3, rows, row, num_rows - row, together, row, 0
-            )
-        for row in range(num_rows):
-            multiply(tiles_address(), matrix, 0, 3, rows, row, 1, alone, row, 0)
-        assert np.array_equal(together[:num_rows], alone[:num_rows])
+        x = gaussian(num_rows, 96)
+        together = times(matrix, 3, make_rows(x), num_rows)
+        alone = [times(matrix, 3, make_rows(x[row : row + 1]), 1)[0] for row in range(num_rows)]
+        assert np.array_equal(together, alone)
         assert alive is not None
 
     def test_the_plain_dot_product_gives_the_same_bits(self, form: PanelForm) -> None:
@@ -123,24 +159,23 @@ class TestMultiply:
 
         matrix, alive = make_matrix(random_blocks(form.kind, form.bits, num_rows=16), form)
         rows = make_rows(gaussian(2, 96))
-        plain, usual = np.zeros((2, 16), np.float32), np.zeros((10, 16), np.float32)
+        plain = np.zeros((2, 16), np.float32)
         run(matrix[0], rows, plain)
-        multiply(tiles_address(), matrix, 0, 1, rows, 0, 2, usual, 0, 0)
-        assert np.array_equal(plain, usual[:2])
+        assert np.array_equal(plain, times(matrix, 1, rows, 2))
         assert alive is not None
 
 
 FORM = PANEL_FORMS[1]
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 9])
+@pytest.mark.parametrize("num_rows", [1, 3, 9, 70])
 def test_a_projection_adds_its_bias(num_rows: int) -> None:
     blocks = random_blocks(FORM.kind, FORM.bits, num_rows=160)
     matrix, alive = make_matrix(blocks, FORM, bias=5)
     vectors = gaussian(5 + 160, seed=1)
     rows, out = make_rows(gaussian(num_rows, 96)), np.zeros((num_rows + 8, 160), np.float32)
     counter = np.zeros(1, np.int64)
-    project(tiles_address(), matrix, vectors, rows, num_rows, out, counter.ctypes.data)
+    project(compiled_tiles(), matrix, vectors, rows, num_rows, out, counter.ctypes.data, SCRATCH)
     expected = dequantized(rows, num_rows) @ blocks.dequantize().astype(np.float64).T + vectors[5:]
     assert np.allclose(out[:num_rows], expected, rtol=1e-4, atol=1e-3)
     assert alive is not None
@@ -150,13 +185,13 @@ def test_two_who_share_a_counter_do_every_panel_once() -> None:
     matrix, alive = make_matrix(random_blocks(FORM.kind, FORM.bits, num_rows=160), FORM)
     rows, counter = make_rows(gaussian(2, 96)), np.zeros(1, np.int64)
     whole, first, second = (np.full((10, 160), np.nan, np.float32) for _ in range(3))
-    project(tiles_address(), matrix, gaussian(1), rows, 2, whole, counter.ctypes.data)
+    project(compiled_tiles(), matrix, gaussian(1), rows, 2, whole, counter.ctypes.data, SCRATCH)
     counter[0] = 1  # somebody else has taken the first chunk
-    project(tiles_address(), matrix, gaussian(1), rows, 2, first, counter.ctypes.data)
+    project(compiled_tiles(), matrix, gaussian(1), rows, 2, first, counter.ctypes.data, SCRATCH)
     assert np.isnan(first[:2, :64]).all()
     assert np.array_equal(first[:2, 64:], whole[:2, 64:])
     project(
-        tiles_address(), matrix, gaussian(1), rows, 2, second, counter.ctypes.data
+        compiled_tiles(), matrix, gaussian(1), rows, 2, second, counter.ctypes.data, SCRATCH
     )  # nothing is left
     assert np.isnan(second).all() and alive is not None
 
@@ -171,8 +206,11 @@ def gelu_tanh(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize(("number", "activation"), [(0, silu), (1, gelu_tanh)])
 @pytest.mark.parametrize("bias", [NONE, 3])
-def test_a_gated_projection_is_activation_times_up(number: int, activation: Any, bias: int) -> None:
-    num_rows, size = 5, 64
+@pytest.mark.parametrize("num_rows", [5, 69])
+def test_a_gated_projection_is_activation_times_up(
+    number: int, activation: Any, bias: int, num_rows: int
+) -> None:
+    size = 96
     blocks = random_blocks(FORM.kind, FORM.bits, num_rows=2 * size)
     blocks.scales[:] *= np.float32(2**-6)
     blocks.minima[:] *= np.float32(2**-6)
@@ -181,16 +219,27 @@ def test_a_gated_projection_is_activation_times_up(number: int, activation: Any,
     rows = make_rows(gaussian(num_rows, 96))
     out = make_rows(np.zeros((num_rows, size), np.float32))
     counter = np.zeros(1, np.int64)
-    tile = np.zeros((8, 64), np.float32)
+    tile = np.zeros((16, 128), np.float32)
     project_gated(
-        tiles_address(), matrix, vectors, number, rows, num_rows, tile, out, counter.ctypes.data
+        compiled_tiles(),
+        matrix,
+        vectors,
+        number,
+        rows,
+        num_rows,
+        tile,
+        out,
+        counter.ctypes.data,
+        SCRATCH,
     )
     both = dequantized(rows, num_rows) @ blocks.dequantize().astype(np.float64).T
     if bias != NONE:
         both += vectors[bias:]
     expected = activation(both[:, :size]) * both[:, size:]
     found = dequantized(out, num_rows)
-    allowed = np.repeat(np.asarray(out.scales[:num_rows]), 32, axis=1) * 0.51 + 1e-5
+    allowed = (
+        np.repeat(np.asarray(by_row(out, num_rows).scales[:num_rows]), 32, axis=1) * 0.51 + 1e-5
+    )
     assert (np.abs(found - expected) <= allowed).all()
     assert alive is not None
 

@@ -9,7 +9,17 @@ from queue import SimpleQueue
 import pytest
 
 from scheduler.loop import StepLoop
-from scheduler.messages import Abort, FinishReason, Shutdown, StepOutput, StepResult, ToEngine
+from scheduler.messages import (
+    Abort,
+    EndTrace,
+    FinishReason,
+    Shutdown,
+    StepOutput,
+    StepResult,
+    ToEngine,
+    Trace,
+    TraceResult,
+)
 from tests.fakes import Rig, expected_tokens, make_request, make_rig
 
 
@@ -73,7 +83,8 @@ def test_all_messages_that_have_arrived_are_taken_before_the_next_step() -> None
     inbox: SimpleQueue[ToEngine] = SimpleQueue()
     results: list[StepResult] = []
 
-    def send(result: StepResult) -> None:
+    def send(result: StepResult | TraceResult) -> None:
+        assert isinstance(result, StepResult)
         results.append(result)
         if len(results) == 3:
             inbox.put(Shutdown())
@@ -83,6 +94,23 @@ def test_all_messages_that_have_arrived_are_taken_before_the_next_step() -> None
     StepLoop(rig.worker, inbox, send).run()
     assert rig.runner.batch_sizes == [3, 3, 3]
     assert [len(result.outputs) for result in results] == [3, 3, 3]
+
+
+def test_a_trace_is_answered_when_it_is_complete_and_when_it_is_ended() -> None:
+    rig = make_rig()
+    with running_loop(rig) as (inbox, connection):
+        inbox.put(Trace(3))
+        inbox.put(make_request("r", [1, 2, 3], 5))
+        messages = [connection.recv() for _ in range(6)]
+        assert [type(m) for m in messages].count(TraceResult) == 1
+        (traced,) = [m for m in messages if isinstance(m, TraceResult)]
+        assert len(traced.steps) == 3
+        inbox.put(Trace(3))
+        inbox.put(EndTrace())
+        assert connection.poll(5) and connection.recv() == TraceResult(())
+        inbox.put(EndTrace())
+        inbox.put(make_request("s", [1], 1))
+        assert isinstance(receive(connection), StepResult)
 
 
 def test_the_loop_ends_when_nobody_listens_any_more() -> None:

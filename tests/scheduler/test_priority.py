@@ -37,7 +37,36 @@ def test_a_high_arrival_gets_a_seat_at_the_next_step_and_the_victim_is_undisturb
     rig.run()
     for index in range(2):
         assert_undisturbed(rig, f"low{index}", [index, 1, 2], 20)
-    assert rig.steps_with_token["low0"] == list(range(1, 21))
+    pause = 5  # the step that computes the prompt of the better class
+    assert rig.steps_with_token["low0"] == [step for step in range(1, 22) if step != pause]
+
+
+@pytest.mark.parametrize("better", [HIGH, NORMAL])
+def test_a_prompt_of_a_better_class_has_its_steps_for_itself(better: Priority) -> None:
+    rig = make_rig(max_num_seqs=4, max_num_batched_tokens=16, max_prefill_tokens_with_decodes=8)
+    two_low_run(rig)
+    add(rig, "late", [7] * 12, 2, LOW)
+    add(rig, "better", [9] * 20, 3, better)
+    for _ in range(3):
+        rig.step()
+    assert rig.runner.batch_sizes[-3:] == [8, 8, 4]
+    rig.step()
+    assert rig.runner.batch_sizes[-1] == 3 + 8  # all decode again, and the other prompt goes on
+    rig.run()
+    for index in range(2):
+        assert_undisturbed(rig, f"low{index}", [index, 1, 2], 20)
+
+
+def test_who_pauses_ages_and_is_served_though_better_prompts_never_end() -> None:
+    rig = make_rig(max_num_seqs=4, aging_s=10.0)
+    two_low_run(rig)
+    for number in range(30):
+        add(rig, f"high{number}", [number, 9], 1, HIGH)
+        rig.step()
+        rig.clock.now_s += 1.0
+    served = [step for step in rig.steps_with_token["low0"] if step > 4]
+    assert served[0] == 25  # after 20 s it is of the best class, too
+    assert served == list(range(served[0], 35))
 
 
 def test_an_equal_arrival_never_pushes_anybody_out_however_long_it_waits() -> None:

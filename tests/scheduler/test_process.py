@@ -13,6 +13,7 @@ from scheduler.messages import (
     EngineLoading,
     EngineReady,
     FromEngine,
+    Priority,
     Shutdown,
     StepResult,
 )
@@ -131,6 +132,24 @@ def test_an_engine_with_several_devices_reports_every_change_of_them() -> None:
     thread.join(5)
     assert not thread.is_alive()
     board.set_lane("npu", "closed", "nobody hears it")
+
+
+def test_what_is_more_urgent_interrupts_the_step_that_runs() -> None:
+    has_begun = threading.Event()
+    runner = ScriptedRunner(block_size=4, arrive_at={1: has_begun.set}, stall_at={1: 0.5})
+    thread, connection = start_thread(lambda on_phase: FakeEngine(runner), make_config())
+    assert isinstance(receive(connection), EngineReady)
+    connection.send(make_request("low", [1, 2, 3], 8, Priority.LOW))
+    receive(connection)  # its prompt; the step after it takes long
+    assert has_begun.wait(20)
+    connection.send(make_request("high", [1, 2, 3], 1, Priority.HIGH))
+    interrupted, following = receive(connection), receive(connection)
+    assert isinstance(interrupted, StepResult) and isinstance(following, StepResult)
+    assert (interrupted.outputs, interrupted.stats.total_interrupted_steps) == ((), 1)
+    assert [output.request_id for output in following.outputs] == ["high"]
+    connection.send(Shutdown())
+    thread.join(5)
+    connection.close()
 
 
 def test_an_engine_ends_when_the_connection_closes() -> None:

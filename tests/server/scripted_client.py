@@ -7,7 +7,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from engine.device_board import DeviceReport
 from engine.logprobs import TokenLogprobs
-from scheduler.messages import EngineInfo, FinishReason, GenerationRequest, StepOutput, StepStats
+from engine.span import TracedStep
+from scheduler.messages import (
+    EngineInfo,
+    FinishReason,
+    GenerationRequest,
+    StepOutput,
+    StepStats,
+    TraceResult,
+)
 from server.engine_state import EngineState
 from server.errors import ApiError, UnknownModel
 from server.output_format import OutputFormat
@@ -65,6 +73,8 @@ class FakeEngine:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.num_steps = 0
+        self.traced: tuple[TracedStep, ...] = ()
+        self.trace_s = 0.0
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[StepOutput]:
         if self.refusal is not None and len(self.requests) >= self.refuses_after:
@@ -72,6 +82,10 @@ class FakeEngine:
         self.requests.append(request)
         self.running.add(request.request_id)
         return FakeStream(self, request, self._tokens(request))
+
+    async def trace(self, num_steps: int, timeout_s: float) -> TraceResult:
+        await asyncio.sleep(self.trace_s)
+        return TraceResult(self.traced[:num_steps])
 
     def _tokens(self, request: GenerationRequest) -> list[int]:
         said = list(self.script(request))

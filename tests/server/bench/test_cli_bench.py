@@ -24,7 +24,7 @@ from server.bench.session import BenchSettings
 from server.cli import bench as verb
 from server.cli.main import run
 from tests.engine.gguf_files import write_tiny_llama_gguf
-from tests.server.bench.test_explanation import MACHINE, decode_results, event
+from tests.server.bench.test_explanation import MACHINE, decode_results
 from tests.server.http_client import app_of, listening
 from tests.server.scripted_client import FakeEngine, saying
 
@@ -161,12 +161,6 @@ def test_explain_says_what_bounds_a_benchmark(tmp_path: Path, capsys: Capture) -
     assert "of the limit" in lines[1]
     assert lines[2].startswith("  turn: ")
     assert len(lines) == 3 * 4
-
-
-def test_explain_reads_a_trace(tmp_path: Path, capsys: Capture) -> None:
-    events = [event("step", 10_000), event("commit", 6_000)]
-    assert run(["explain", write(tmp_path / "trace.json", {"traceEvents": events})]) == 0
-    assert "bound by the work around the model" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

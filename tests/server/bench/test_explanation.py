@@ -1,4 +1,4 @@
-"""Each verdict, by the facts that lead to it; and facts from a benchmark and from a trace."""
+"""Each verdict, by the facts that lead to it; and facts from a benchmark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from server.bench.roofline_record import (
     roofline_lines,
     roofline_record,
 )
-from server.bench.trace_facts import NotATrace, Part, part_of, trace_facts
 from tests.server.bench.bench_rig import empty_results
 
 MACHINE = Roofline(2, 1 << 28, 10e9, {(4, 1): 1e11, (4, 8): 2e11, (8, 1): 1e11, (8, 8): 2e11})
@@ -169,62 +168,3 @@ def test_a_roofline_is_kept_and_the_better_of_two_counts() -> None:
         "memory, read: 10.0 GB/s",
         "4-bit weights, 1 row a load: 100 G operations/s",
     ]
-
-
-def event(name: str, duration: float, cat: str = "", tid: int = 0, **args: Any) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": cat,
-        "ts": 0,
-        "dur": duration,
-        "pid": 1,
-        "tid": tid,
-        "args": args,
-    }
-
-
-def test_a_trace_becomes_the_facts_of_its_mean_step() -> None:
-    events = [
-        *(event("step", 10_000) for _ in range(2)),
-        *(event("schedule", 500) for _ in range(2)),
-        *(event("attention", 6_000, tid=thread) for thread in (1, 2) for _ in range(2)),
-        *(event("qkv", 1_000, tid=thread) for thread in (1, 2)),
-        event("queue", 3_000),
-        {"ph": "M", "name": "thread_name"},
-    ]
-    facts = trace_facts({"traceEvents": events})
-    assert facts.what == "the mean of 2 steps"
-    assert facts.step_s == pytest.approx(0.01)
-    assert facts.own_s == pytest.approx(0.0005)
-    assert facts.attention_s == pytest.approx(0.006)
-    assert facts.queue_s == pytest.approx(0.003)
-    assert explain(facts).bound is Bound.ATTENTION
-
-
-def test_segments_on_the_npu_are_its_calls() -> None:
-    events = [event("step", 10_000)]
-    events += [event("segment 3", 700, "segment", lane="npu") for _ in range(10)]
-    facts = trace_facts(events)
-    assert facts.num_npu_calls == 10
-    assert facts.npu_s == pytest.approx(0.007)
-    assert explain(facts).bound is Bound.NPU_CALLS
-
-
-def test_categories_come_before_names() -> None:
-    assert part_of(event("layer 3", 1, "attention")) is Part.ATTENTION
-    assert part_of(event("segment 3", 1)) is Part.MODEL
-    assert part_of(event("something", 1, "")) is None
-
-
-@pytest.mark.parametrize(
-    ("document", "reason"),
-    [
-        ({}, "no traceEvents"),
-        ({"traceEvents": [{"ph": "M"}]}, "no complete events"),
-        ([event("qkv", 1)], "no step"),
-    ],
-)
-def test_what_is_no_trace_is_refused(document: object, reason: str) -> None:
-    with pytest.raises(NotATrace, match=reason):
-        trace_facts(document)
