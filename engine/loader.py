@@ -167,7 +167,7 @@ def load_parts(engine: EngineConfig, on_phase: OnPhase) -> EngineParts:
     cache = _make_cache(bundle.config, replace(engine, kv_memory_bytes=kv_bytes))
     max_model_len = _max_model_len(bundle.config, engine, cache)
     compiled = kernel_cache.use_kernel_cache(engine.kernel_cache or kernel_cache.default_folder())
-    on_phase("loading the weights" if compiled else "compiling the kernels (once, half a minute)")
+    on_phase("loading the weights" if compiled else "compiling the kernels (once, up to a minute)")
     embedding = _open_embedding(bundle)
     max_tokens = engine.max_num_batched_tokens
     max_rows = max(engine.max_logits_rows, engine.max_num_seqs)

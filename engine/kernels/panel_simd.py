@@ -28,6 +28,7 @@ from engine.kernels.simd import LANES, ROUND_MAGIC, ROUND_MAGIC_BITS, Emitter, i
 _GROUPS = BLOCK_INPUTS // _GROUP
 _VECTOR_BYTES = LANES * _GROUP
 MAX_LEVEL = 127
+_LINE_BYTES, _BLOCKS_AHEAD = 64, 4
 
 _F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -96,6 +97,7 @@ def emit_tile(
     with cgutils.for_range(e.b, num_blocks) as loop:
         block = e.b.add(panel, e.scaled(loop.index, form.block_bytes))
         for by_panel in totals:
+            emit_prefetch(e, block, form.block_bytes)
             vectors = emit_weights(e, block, form.bits)
             scale, minimum = emit_scale_and_minimum(e, block, form)
             for r, total in enumerate(by_panel):
@@ -111,6 +113,17 @@ def emit_tile(
         for r, total in enumerate(by_panel):
             place = e.b.add(e.scaled(out_stride, r), e.i64(_VECTOR_BYTES * p))
             e.store(e.b.load(total), out, place)
+
+
+def emit_prefetch(e: Emitter, block: Any, num_bytes: int) -> None:
+    """Of the block that lies some further on; past the end of a panel it is the next one."""
+    kinds = [_I8.as_pointer(), _I32, _I32, _I32]
+    function_type = ir.FunctionType(ir.VoidType(), kinds)
+    function = cgutils.get_or_insert_function(e.b.module, function_type, "llvm.prefetch.p0")
+    read, most_local, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
+    for line in range(0, num_bytes, _LINE_BYTES):
+        ahead = e.pointer(block, e.i64(_BLOCKS_AHEAD * num_bytes + line), _I8)
+        e.b.call(function, [ahead, read, most_local, data])
 
 
 def emit_add_block(

@@ -224,7 +224,7 @@ def usable_cache(found: CacheFacts) -> Iterator[Finding]:
     else:
         yield Finding(Level.OK, "cache", f"{found.path}: {free} free")
     if not found.has_kernels:
-        text = "the CPU kernels are not compiled yet: the first start takes half a minute longer"
+        text = "the CPU kernels are not compiled yet: the first start takes up to a minute longer"
         yield Finding(Level.INFO, "cache", text)
 
 
