@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.span import Category
 from server.bench.plots import check_matplotlib
+from server.bench.report import number
 from server.bench.trace_file import Event, Step, StepKind, TraceFile
 
 COLOURS = {
@@ -93,7 +94,7 @@ def _layer_panel(step: Step) -> Panel | None:
     start_s, end_s = min(p.start_s for p in own), max(p.end_s for p in own)
     inside = [p for p in step.parts if p.start_s >= start_s and p.end_s <= end_s]
     scale, unit = _unit(end_s - start_s)
-    title = f"Its layer {layer}: {scale * (end_s - start_s):,.3g} {unit}"
+    title = f"Its layer {layer}: {number(scale * (end_s - start_s))} {unit}"
     return _panel(title, inside, start_s, end_s)
 
 
