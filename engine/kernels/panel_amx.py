@@ -81,7 +81,7 @@ def configure(typing_context: Any) -> Any:
 
 @intrinsic
 def release(typing_context: Any) -> Any:
-    """The calling thread is done with the unit for now."""
+    """Clears the calling thread's tile registers, so that nobody has to keep them."""
     return result_of(types.void(), lambda e, _: _call(e, "llvm.x86.tilerelease"))
 
 
