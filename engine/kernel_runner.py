@@ -19,27 +19,24 @@ from engine.kernels.attention_kernel import make_buffers
 from engine.kernels.attention_tiles import open_tiles
 from engine.kernels.panel_amx import UNPACKED_BYTES, WIDE_ROWS
 from engine.kernels.panel_matrix import BLOCK_INPUTS, PANEL_OUTPUTS
-from engine.kernels.panel_tiles import HAS_MATRIX_UNIT, TILE_ROWS
+from engine.kernels.panel_product import CHUNK_PANELS, GATED_COLUMNS, GELU_TANH, SILU, Rows
+from engine.kernels.panel_tiles import HAS_MATRIX_UNIT, STREAMS, TILE_ROWS
 from engine.kernels.step_kernel import (
-    CHUNK_PANELS,
-    COUNTER_WORDS,
-    COUNTERS_PER_LAYER,
-    GATED_COLUMNS,
-    GELU_TANH,
     NUM_LAYER_PHASES,
     NUM_MLP_PHASES,
-    SILU,
     Buffers,
+    Model,
     Numbers,
     Pages,
-    Rows,
     Step,
     phase_names,
     run_step,
+    sync_words,
 )
 from engine.kv_cache import PagedKVCache
 from engine.kv_format import KVFormat
 from engine.lane import LaneCounters
+from engine.panel_streams import PanelStreams
 from engine.panel_weights import PanelWeights
 from engine.recorder import NO_RECORDER, Recorder
 from engine.team_size import TeamSize
@@ -66,6 +63,12 @@ class KernelRunner:
         self._vocab_size = config.vocab_size
         self._num_layers = config.num_layers
         self._team = TeamSize(num_threads)
+        self._streams = PanelStreams(STREAMS)
+        tiles = weights.model.tiles
+        self._models = {
+            streams: weights.model._replace(tiles=tiles._replace(streams=streams))
+            for streams in STREAMS
+        }
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 1), "step")
         self._numbers = make_numbers(config, weights, cache.kv_format)
         self._buffers = make_step_buffers(
@@ -104,35 +107,41 @@ class KernelRunner:
         self._embedding.lookup(batch.token_ids, self._buffers.hidden[: batch.num_tokens])
         self._buffers.sync[:] = 0
         size = self._team.choose(batch.num_tokens)
+        streams = self._streams.choose(batch.num_tokens)
         started = time.perf_counter()
         try:
-            self._run(size, self._step(batch))
+            num_threads = self._run(size, self._models[streams], self._step(batch))
         finally:
             self._buffers.stop[0] = 0
         seconds = time.perf_counter() - started
-        self._recorder.ran(self._phases, self._buffers.times, size, started)
-        wait = self._wait_share(size, has_logits=len(batch.logits_rows) > 0) if size > 1 else 0.0
+        self._recorder.ran(self._phases, self._buffers.times, num_threads, started)
+        wait = self._wait_share(num_threads, has_logits=len(batch.logits_rows) > 0)
         self._team.record(batch.num_tokens, size, seconds / batch.num_tokens, wait)
+        self._streams.record(batch.num_tokens, streams, seconds)
         return self._logits(len(batch.logits_rows))
 
-    def _run(self, num_threads: int, step: Step) -> None:
+    def _run(self, num_threads: int, model: Model, step: Step) -> int:
+        """How many of the threads came in time to take part."""
+
         def work(part: int) -> bool:
             return bool(
-                run_step(
-                    part, num_threads, self._weights.model, self._numbers, step, self._pages,
-                    self._buffers,
-                )
-            )  # fmt: skip
+                run_step(part, num_threads, model, self._numbers, step, self._pages, self._buffers)
+            )
 
         others = [self._helpers.submit(work, part) for part in range(1, num_threads)]
         is_complete = work(0)
+        while others and others[-1].cancel():  # it has not begun
+            others.pop()
         for other in others:
             other.result()
         if not is_complete:
             raise StepInterrupted("something more urgent has come")
+        return 1 + len(others)
 
     def _wait_share(self, num_threads: int, has_logits: bool) -> float:
         """Of the last step's time in the layers, averaged over its threads."""
+        if num_threads == 1:
+            return 0.0
         num_phases = NUM_LAYER_PHASES * self._num_layers
         if not has_logits:  # then the last layer ends with its attention
             num_phases -= NUM_MLP_PHASES
@@ -206,7 +215,7 @@ def make_step_buffers(
         return Rows(levels, scales, sums)
 
     return Buffers(
-        sync=np.zeros((3 + COUNTERS_PER_LAYER * config.num_layers) * COUNTER_WORDS, np.int64),
+        sync=np.zeros(sync_words(config.num_layers, num_threads), np.int64),
         stop=np.zeros(1, np.int64),
         hidden=floats(max_tokens, hidden),
         row_hidden=floats(max_rows, hidden),

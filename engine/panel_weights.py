@@ -17,8 +17,9 @@ from engine.export.panels import (
     read_panels_index,
 )
 from engine.export.weights_file import StoredArray, StoredMatrix, map_array
+from engine.kernels.panel_product import MATRIX_COLUMNS, NONE
 from engine.kernels.panel_tiles import compiled_tiles
-from engine.kernels.step_kernel import LAYER_COLUMNS, MATRIX_COLUMNS, NONE, Model
+from engine.kernels.step_kernel import LAYER_COLUMNS, Model
 
 
 def has_panels(bundle: Bundle) -> bool:

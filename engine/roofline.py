@@ -29,8 +29,7 @@ from engine.kernels.panel_matrix import (
     PanelForm,
     PanelKind,
 )
-from engine.kernels.panel_tiles import Tiles, compiled_tiles
-from engine.kernels.step_kernel import (
+from engine.kernels.panel_product import (
     ADDRESS,
     BIAS,
     FORM,
@@ -40,7 +39,9 @@ from engine.kernels.step_kernel import (
     Rows,
     project,
 )
-from engine.kernels.step_kernel import NUM_PANELS as NUM_PANELS_COLUMN
+from engine.kernels.panel_product import NUM_PANELS as NUM_PANELS_COLUMN
+from engine.kernels.panel_tiles import Tiles, compiled_tiles
+from engine.kernels.thread_team import Turns
 
 MIN_BUFFER_BYTES = 256 * 1024**2
 MAX_MEMORY_SHARE = 0.125
@@ -222,7 +223,8 @@ def _repeat(
 ) -> None:  # fmt: skip
     for _ in range(repeats):
         counter[0] = 0
-        project(tiles, matrix, vectors, rows, num_rows, out, counter.ctypes.data, unpacked)
+        turns = Turns(0, 1, counter.ctypes.data)
+        project(tiles, matrix, vectors, rows, num_rows, out, turns, unpacked)
 
 
 @cache

@@ -25,9 +25,9 @@ from engine.batch import Batch, Float32Array
 from engine.kernels import attention_simd, simd
 from engine.kernels.attention_simd import weight_floats
 from engine.kernels.attention_tiles import MAX_TILE_ROWS, open_tiles, run_tile
-from engine.kernels.page_write_kernel import write_part
+from engine.kernels.page_write_kernel import write_tokens
 from engine.kernels.rounding_simd import query_bytes
-from engine.kernels.thread_team import fetch_add
+from engine.kernels.thread_team import Turns, fetch_add
 from engine.kv_cache import LayerPages
 from engine.kv_format import BLOCK_SIZE, KVFormat
 from engine.vector_sizes import SPAN_KEYS, TILE_KEYS
@@ -182,12 +182,14 @@ def _finish(work: Work, tile: Tile, head: int, merged: Any) -> None:
 
 
 @_compiled
-def _attend_units(work: Work, counter: int, weights: Any, partial: Any, merged: Any) -> None:
-    """The units that this thread comes to take, all spans of each.
+def _attend_units(
+    work: Work, counter: int, weights: Any, partial: Any, merged: Any
+) -> tuple[int, int]:
+    """The units that this thread comes to take, all spans of each: how many, and how many of all.
 
     A head's units follow each other, so that its keys are still near.
     """
-    mine, unit = fetch_add(counter, 1), 0
+    mine, unit, num_done = fetch_add(counter, 1), 0, 0
     for s in range(work.context_lens.shape[0]):
         for head in range(work.queries.shape[0]):
             for start in range(0, _num_query_rows(work, s), MAX_TILE_ROWS):
@@ -198,17 +200,22 @@ def _attend_units(work: Work, counter: int, weights: Any, partial: Any, merged: 
                         _attend_span(work, tile, head, span, weights, partial)
                         _merge(work, tile, partial, merged)
                     _finish(work, tile, head, merged)
+                    num_done += 1
                     mine = fetch_add(counter, 1)
                 unit += 1
+    return num_done, unit
 
 
 @_compiled
-def _attend_spans(work: Work, counter: int, weights: Any, scratch: Scratch, merged: Any) -> None:
+def _attend_spans(
+    work: Work, counter: int, weights: Any, scratch: Scratch, merged: Any
+) -> tuple[int, int]:
     """The spans that this thread comes to take; who brings a unit's last one merges them all.
 
     All heads' same spans follow each other, as they do in memory.
     """
     num_heads, mine, unit, place = work.queries.shape[0], fetch_add(counter, 1), 0, 0
+    num_done = 0
     for s in range(work.context_lens.shape[0]):
         for start in range(0, _num_query_rows(work, s), MAX_TILE_ROWS):
             tile = _tile(work, s, start)
@@ -223,8 +230,10 @@ def _attend_spans(work: Work, counter: int, weights: Any, scratch: Scratch, merg
                     for at in range(place + head, end, num_heads):
                         _merge(work, tile, scratch.places[at], merged)
                     _finish(work, tile, head, merged)
+                num_done += 1
                 mine = fetch_add(counter, 1)
             place, unit = end, unit + num_heads
+    return num_done, place
 
 
 @_compiled
@@ -257,18 +266,14 @@ def make_work(
 
 
 @_compiled
-def attend_part(part: int, num_threads: int, work: Work, counter: int, scratch: Scratch) -> None:
-    """What this thread comes to take of a layer's attention.
-
-    `counter`: the address of an int64 that was 0 before the first thread came.
-    """
-    weights, width = scratch.own[part], scratch.places.shape[2]
+def attend_part(turns: Turns, work: Work, scratch: Scratch) -> tuple[int, int]:
+    """What this thread comes to take of a layer's attention: of how many items, and how many."""
+    weights, width = scratch.own[turns.part], scratch.places.shape[2]
     end = weights.shape[1] - 2 * width
     partial, merged = weights[:, end : end + width], weights[:, end + width :]
-    if _is_shared(work, num_threads, scratch):
-        _attend_spans(work, counter, weights, scratch, merged)
-    else:
-        _attend_units(work, counter, weights, partial, merged)
+    if _is_shared(work, turns.num_threads, scratch):
+        return _attend_spans(work, turns.counters, weights, scratch, merged)
+    return _attend_units(work, turns.counters, weights, partial, merged)
 
 
 @_compiled
@@ -285,16 +290,18 @@ def run_part(
     `softcap`: float32.
     """
     if writes:
-        write_part(
-            part, num_parts, key_level, value_level, head_size, positions, slots, queries, scratch,
-            cos, sin, scale, qkv, keys, values, key_scales, value_scales,
+        num_tokens = positions.shape[0]
+        write_tokens(
+            part * num_tokens // num_parts, (part + 1) * num_tokens // num_parts, part, key_level,
+            value_level, head_size, positions, slots, queries, scratch, cos, sin, scale, qkv, keys,
+            values, key_scales, value_scales,
         )  # fmt: skip
     if attends:
         work = make_work(
             tiles, key_level, head_size, window, softcap, queries, query_starts,
             context_lens, tables, keys, values, key_scales, value_scales, out,
         )  # fmt: skip
-        attend_part(part, num_parts, work, counter.ctypes.data, scratch)
+        attend_part(Turns(part, num_parts, counter.ctypes.data), work, scratch)
 
 
 class KernelAttention:

@@ -134,22 +134,22 @@ def _write(
 
 
 @_compiled
-def write_part(
-    part: int, num_parts: int, key_level: int, value_level: int, head_size: int, positions: Any,
-    slots: Any, queries: Any, scratch: Any, cos: Any, sin: Any, scale: Any, qkv: Any,
-    keys: Any, values: Any, key_scales: Any, value_scales: Any,
+def write_tokens(
+    first: int, last: int, thread: int, key_level: int, value_level: int, head_size: int,
+    positions: Any, slots: Any, queries: Any, scratch: Any, cos: Any, sin: Any, scale: Any,
+    qkv: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
 ) -> None:  # fmt: skip
-    """The tokens to rotate and write that fall to one of `num_parts` parts.
+    """Rotates tokens `first` to `last` - 1 and writes them, in the scratch memory of a thread.
 
     `scratch`: see `attention_kernel.Scratch`; `scale`: float32.
     """
-    own, padded_size = scratch.own[part], scratch.places.shape[2] - 2
+    own, padded_size = scratch.own[thread], scratch.places.shape[2] - 2
     key_size, value_size = keys.shape[2] * keys.shape[4], values.shape[2] * values.shape[4]
     row = Row(
         own[0, :padded_size], own[1].view(keys.dtype)[:key_size],
         own[2].view(values.dtype)[:value_size],
     )  # fmt: skip
-    for t in range(part, positions.shape[0], num_parts):
+    for t in range(first, last):
         _write(
             t, qkv, head_size, positions[t], slots[t], cos, sin, scale, key_level, value_level,
             queries, keys, values, key_scales, value_scales, row,

@@ -97,7 +97,8 @@ def emit_tile(
     with cgutils.for_range(e.b, num_blocks) as loop:
         block = e.b.add(panel, e.scaled(loop.index, form.block_bytes))
         for by_panel in totals:
-            emit_prefetch(e, block, form.block_bytes)
+            if num_rows > 1 or num_panels > 1:  # one stream is the hardware's to ask ahead for
+                emit_prefetch(e, block, form.block_bytes)
             vectors = emit_weights(e, block, form.bits)
             scale, minimum = emit_scale_and_minimum(e, block, form)
             for r, total in enumerate(by_panel):

@@ -31,21 +31,26 @@ _DOT = panel_simd.dot_product_kind()
 # Vectors of 4 or 8 lanes need more registers for a tile than there are.
 _MOST_ROWS = TILE_ROWS if _DOT == "avx512vnni" else 4
 _PANELS_OF = {1: 4, 2: 4, 4: 4, 8: 1} if _DOT == "avx512vnni" else {1: 2, 2: 2, 4: 1, 8: 1}
-"""The panels of a tile by its number of rows: as many streams from memory, which is faster than
-one. One row alone also goes with one panel, for those that are left."""
+"""The panels of a tile by its number of rows: as many streams from memory, which some CPUs read
+faster than one, and others slower (`panel_streams.py`)."""
 
-_SHAPES = ((1, 1), *_PANELS_OF.items())
+_SHAPES = tuple(dict.fromkeys([*((rows, 1) for rows in _PANELS_OF), *_PANELS_OF.items()]))
+STREAMS = (1, max(_PANELS_OF.values()))
 _PANELS_OF_ONE, _PANELS_OF_TWO, _PANELS_OF_FOUR, _PANELS_OF_EIGHT = _PANELS_OF.values()
 _NARROW_ARGUMENTS, _WIDE_ARGUMENTS, _UNPACK_ARGUMENTS = 12, 9, 5
 _compiled: Any = numba.njit(nogil=True)
 
 
 class Tiles(NamedTuple):
-    """Addresses of compiled code; `unpack` and `wide` are 0 without a matrix unit."""
+    """Addresses of compiled code; `unpack` and `wide` are 0 without a matrix unit.
+
+    `streams`: one of STREAMS: 1 for tiles of one panel only, else several side by side.
+    """
 
     narrow: int
     unpack: int
     wide: int
+    streams: int = STREAMS[-1]
 
 
 @_compiled
@@ -71,8 +76,10 @@ def wide_tile_rows(num_rows: int) -> int:
 
 
 @_compiled
-def tile_panels(num_rows: int) -> int:
+def tile_panels(tiles: Tiles, num_rows: int) -> int:
     """How many panels a tile of so many rows has."""
+    if tiles.streams == 1:
+        return 1
     if num_rows == 1:
         return _PANELS_OF_ONE
     if num_rows == 2:
@@ -179,7 +186,8 @@ def _compile(folder: str) -> tuple[Any, ...]:
 def compiled_tiles() -> Tiles:
     """Compiles them the first time, or loads them if kernels are cached (`kernel_cache.py`)."""
     addresses = [int(code.address) for code in _compile(vars(numba.config)["CACHE_DIR"])]
-    return Tiles(*addresses, *[0] * (len(Tiles._fields) - len(addresses)))
+    narrow, unpack, wide = addresses if HAS_MATRIX_UNIT else (*addresses, 0, 0)
+    return Tiles(narrow, unpack, wide)
 
 
 def _call(num_arguments: int) -> tuple[Any, Any]:
@@ -198,8 +206,8 @@ def run_tile(
     num_blocks: Any, levels: Any, stride: Any, scales: Any, sums: Any, scales_stride: Any,
     out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """The tile of a form, `count` rows (1, 2, 4 or 8) and as many panels as `tile_panels` says, or
-    of one row and one panel; the rest as in `panel_simd.py`. `code`: `Tiles.narrow`."""
+    """The tile of a form, `count` rows (1, 2, 4 or 8) and one panel or as many as `tile_panels`
+    says; the rest as in `panel_simd.py`. `code`: `Tiles.narrow`."""
     return _call(_NARROW_ARGUMENTS)
 
 

@@ -1,7 +1,10 @@
-"""What threads that run the same compiled function need to work together: counters and a barrier.
+"""What threads that run the same compiled function need to work together: turns, and waiting.
 
-All of it works on one int64 array that the threads share. A thread that waits spins for a moment
-and then gives its core away again and again, so that another process's work goes on.
+Work is items that threads take in turn. A thread begins with those of its own stretch, so that each
+reads memory in one stream, and then helps the others. It waits for work and never for a thread: who
+comes late finds what was done without it, and goes on. All of it works on int64 that the threads
+share, each in a cache line of its own. A thread that waits spins for a moment and then gives its
+core away again and again, so that another process's work goes on.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import ctypes
 import platform
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numba
@@ -20,6 +23,7 @@ from numba.core import cgutils
 
 from engine.kernels.simd import Emitter, intrinsic, result_of
 
+COUNTER_BYTES = 64  # a cache line
 _SPINS_BEFORE_YIELD = 2000
 _YIELD = "hexlm_yield_core"
 _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -80,16 +84,48 @@ def ticks(typing_context: Any) -> Any:
 
 
 @_compiled
-def wait_for_all(address: int, num_threads: int, num_barriers: int) -> int:
-    """Returns when all threads have come here `num_barriers + 1` times; the new number.
-
-    `address`: of an int64 that was 0 before the first of them came.
-    """
-    fetch_add(address, 1)
-    wanted = (num_barriers + 1) * num_threads
+def wait_for(address: int, wanted: int) -> None:
+    """Returns when the int64 at the address is at least so large."""
     spins = 0
     while _load(address) < wanted:
         spins += 1
         if spins > _SPINS_BEFORE_YIELD:
             _yield_core()
-    return num_barriers + 1
+
+
+class Turns(NamedTuple):
+    """Of thread `part` of `num_threads` at some items. `counters`: the address of one for each
+    thread, 0 before the first of them took anything (`COUNTER_BYTES`)."""
+
+    part: int
+    num_threads: int
+    counters: int
+
+
+class Item(NamedTuple):
+    """`number`: -1 if there are no more. `stretch`: whose it is, counted from the thread's own."""
+
+    stretch: int
+    number: int
+
+
+@_compiled
+def next_item(turns: Turns, stretch: int, num_items: int) -> Item:
+    """What this thread is to do next. `stretch`: that of its last item, or 0."""
+    count = turns.num_threads
+    while stretch < count:
+        whose = (turns.part + stretch) % count
+        begin = (whose * num_items + count - 1) // count
+        end = ((whose + 1) * num_items + count - 1) // count
+        if begin < end:
+            number = begin + fetch_add(turns.counters + COUNTER_BYTES * whose, 1)
+            if number < end:
+                return Item(stretch, number)
+        stretch += 1
+    return Item(stretch, -1)
+
+
+@_compiled
+def num_chunks(num_items: int, size: int) -> int:
+    """Of `size` items, or fewer for the last one."""
+    return (num_items + size - 1) // size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from engine.bundle import Bundle
 from engine.errors import BundleError, StepInterrupted
 from engine.export.panels import PANELS_FILE, PANELS_INDEX_FILE
 from engine.importers.gguf import read_gguf
+from engine.kernel_runner import KernelRunner
 from engine.panel_weights import PanelWeights, has_panels
 from tests.batches import Span, make_batch
 from tests.loaded_model import LoadedModel, load_model
@@ -117,3 +120,31 @@ def test_an_interrupted_step_can_be_computed_again(
     with pytest.raises(StepInterrupted):
         other.logits_of(TOKENS, TABLE)
     assert np.array_equal(other.logits_of(TOKENS, TABLE), model.logits_of(TOKENS, TABLE))
+
+
+class HelpersWhoComeLate:
+    """In place of a pool of threads: they begin when all is done, or are told not to come."""
+
+    def __init__(self, come: bool) -> None:
+        self._come = come
+
+    def submit(self, work: Callable[..., bool], part: int) -> HelpersWhoComeLate:
+        self._work = partial(work, part)
+        return self
+
+    def cancel(self) -> bool:
+        return not self._come
+
+    def result(self) -> bool:
+        return self._work()
+
+
+@pytest.mark.parametrize("come", [True, False])
+def test_nobody_waits_for_a_thread_that_comes_late(
+    tiny_bundle: Bundle, model: LoadedModel, come: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = load_model(tiny_bundle, num_threads=2, kernels="auto")
+    assert isinstance(late.runner, KernelRunner)
+    monkeypatch.setattr(late.runner, "_helpers", HelpersWhoComeLate(come))
+    found = late.logits_of(TOKENS, TABLE, chunks=(60,))
+    assert np.array_equal(found, model.logits_of(TOKENS, TABLE))

@@ -12,18 +12,20 @@ from numpy.typing import NDArray
 from engine.kernels import panel_simd
 from engine.kernels.panel_amx import UNPACKED_BYTES
 from engine.kernels.panel_matrix import PANEL_FORMS, Blocks, PanelForm, pack_panels
-from engine.kernels.panel_simd import make_tile
-from engine.kernels.panel_tiles import compiled_tiles, is_wide
-from engine.kernels.step_kernel import (
+from engine.kernels.panel_product import (
     NONE,
     Rows,
     finish,
     multiply,
     prepare,
+    product_chunks,
     project,
     project_gated,
     quantize,
 )
+from engine.kernels.panel_simd import make_tile
+from engine.kernels.panel_tiles import STREAMS, compiled_tiles, is_wide
+from engine.kernels.thread_team import COUNTER_BYTES, Turns
 from tests.engine.test_panel_matrix import random_blocks
 
 Floats = NDArray[np.float32]
@@ -107,13 +109,15 @@ class TestQuantize:
         assert np.isfinite(rows.scales).all() and np.isfinite(rows.sums).all()
 
 
-SCRATCH = np.zeros(16 * 3 * UNPACKED_BYTES, np.uint8)
+SCRATCH = np.zeros(16 * 6 * UNPACKED_BYTES, np.uint8)
 
 
-def times(matrix: Any, num_panels: int, rows: Rows, num_rows: int) -> Floats:
+def times(
+    matrix: Any, num_panels: int, rows: Rows, num_rows: int, streams: int = STREAMS[-1]
+) -> Floats:
     """`rows`, quantized for so many, times the first panels."""
     out = np.zeros((num_rows + 8, 16 * num_panels), np.float32)
-    tiles = compiled_tiles()
+    tiles = compiled_tiles()._replace(streams=streams)
     unpacked = prepare(tiles, matrix, 0, num_panels, num_rows, SCRATCH, 0)
     row = 0
     while row < num_rows:
@@ -138,11 +142,13 @@ class TestMultiply:
 
     @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 64, 70, 77])
     def test_a_row_is_the_same_in_every_company(self, form: PanelForm, num_rows: int) -> None:
-        matrix, alive = make_matrix(random_blocks(form.kind, form.bits, num_rows=48), form)
+        """And in tiles of one panel or of several, of which one has six left over."""
+        matrix, alive = make_matrix(random_blocks(form.kind, form.bits, num_rows=96), form)
         x = gaussian(num_rows, 96)
-        together = times(matrix, 3, make_rows(x), num_rows)
-        alone = [times(matrix, 3, make_rows(x[row : row + 1]), 1)[0] for row in range(num_rows)]
-        assert np.array_equal(together, alone)
+        alone = [times(matrix, 6, make_rows(x[row : row + 1]), 1)[0] for row in range(num_rows)]
+        for streams in STREAMS:
+            together = times(matrix, 6, make_rows(x), num_rows, streams)
+            assert np.array_equal(together, alone)
         assert alive is not None
 
     def test_the_plain_dot_product_gives_the_same_bits(self, form: PanelForm) -> None:
@@ -168,31 +174,39 @@ class TestMultiply:
 FORM = PANEL_FORMS[1]
 
 
+def zeros(num_threads: int = 1) -> NDArray[np.int64]:
+    """The counters of `Turns`."""
+    return np.zeros(num_threads * COUNTER_BYTES // 8, np.int64)
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 9, 70])
 def test_a_projection_adds_its_bias(num_rows: int) -> None:
     blocks = random_blocks(FORM.kind, FORM.bits, num_rows=160)
     matrix, alive = make_matrix(blocks, FORM, bias=5)
     vectors = gaussian(5 + 160, seed=1)
     rows, out = make_rows(gaussian(num_rows, 96)), np.zeros((num_rows + 8, 160), np.float32)
-    counter = np.zeros(1, np.int64)
-    project(compiled_tiles(), matrix, vectors, rows, num_rows, out, counter.ctypes.data, SCRATCH)
+    project(
+        compiled_tiles(), matrix, vectors, rows, num_rows, out, Turns(0, 1, zeros().ctypes.data),
+        SCRATCH,
+    )  # fmt: skip
     expected = dequantized(rows, num_rows) @ blocks.dequantize().astype(np.float64).T + vectors[5:]
     assert np.allclose(out[:num_rows], expected, rtol=1e-4, atol=1e-3)
     assert alive is not None
 
 
-def test_two_who_share_a_counter_do_every_panel_once() -> None:
+def test_two_threads_do_every_panel_once() -> None:
     matrix, alive = make_matrix(random_blocks(FORM.kind, FORM.bits, num_rows=160), FORM)
-    rows, counter = make_rows(gaussian(2, 96)), np.zeros(1, np.int64)
+    rows, counters = make_rows(gaussian(2, 96)), zeros(2)
     whole, first, second = (np.full((10, 160), np.nan, np.float32) for _ in range(3))
-    project(compiled_tiles(), matrix, gaussian(1), rows, 2, whole, counter.ctypes.data, SCRATCH)
-    counter[0] = 1  # somebody else has taken the first chunk
-    project(compiled_tiles(), matrix, gaussian(1), rows, 2, first, counter.ctypes.data, SCRATCH)
+    everything = Turns(0, 1, zeros().ctypes.data)
+    project(compiled_tiles(), matrix, gaussian(1), rows, 2, whole, everything, SCRATCH)
+    counters[0] = 1  # the other one has taken the first chunk of its stretch
+    turns = [Turns(part, 2, counters.ctypes.data) for part in range(2)]
+    num_done = project(compiled_tiles(), matrix, gaussian(1), rows, 2, first, turns[1], SCRATCH)
+    assert num_done == product_chunks(matrix, 2) - 1
     assert np.isnan(first[:2, :64]).all()
     assert np.array_equal(first[:2, 64:], whole[:2, 64:])
-    project(
-        compiled_tiles(), matrix, gaussian(1), rows, 2, second, counter.ctypes.data, SCRATCH
-    )  # nothing is left
+    assert project(compiled_tiles(), matrix, gaussian(1), rows, 2, second, turns[0], SCRATCH) == 0
     assert np.isnan(second).all() and alive is not None
 
 
@@ -218,20 +232,11 @@ def test_a_gated_projection_is_activation_times_up(
     vectors = gaussian(3 + 2 * size, seed=2)
     rows = make_rows(gaussian(num_rows, 96))
     out = make_rows(np.zeros((num_rows, size), np.float32))
-    counter = np.zeros(1, np.int64)
     tile = np.zeros((16, 128), np.float32)
     project_gated(
-        compiled_tiles(),
-        matrix,
-        vectors,
-        number,
-        rows,
-        num_rows,
-        tile,
-        out,
-        counter.ctypes.data,
-        SCRATCH,
-    )
+        compiled_tiles(), matrix, vectors, number, rows, num_rows, tile, out,
+        Turns(0, 1, zeros().ctypes.data), SCRATCH,
+    )  # fmt: skip
     both = dequantized(rows, num_rows) @ blocks.dequantize().astype(np.float64).T
     if bias != NONE:
         both += vectors[bias:]
