@@ -23,7 +23,6 @@ from engine.kernels.panel_product import CHUNK_PANELS, GATED_COLUMNS, GELU_TANH,
 from engine.kernels.panel_tiles import HAS_MATRIX_UNIT, STREAMS, TILE_ROWS
 from engine.kernels.step_kernel import (
     NUM_LAYER_PHASES,
-    NUM_MLP_PHASES,
     Buffers,
     Model,
     Numbers,
@@ -115,7 +114,7 @@ class KernelRunner:
             self._buffers.stop[0] = 0
         seconds = time.perf_counter() - started
         self._recorder.ran(self._phases, self._buffers.times, num_threads, started)
-        wait = self._wait_share(num_threads, has_logits=len(batch.logits_rows) > 0)
+        wait = self._wait_share(num_threads) if num_threads > 1 else 0.0
         self._team.record(batch.num_tokens, size, seconds / batch.num_tokens, wait)
         self._streams.record(batch.num_tokens, streams, seconds)
         return self._logits(len(batch.logits_rows))
@@ -125,8 +124,10 @@ class KernelRunner:
 
         def work(part: int) -> bool:
             return bool(
-                run_step(part, num_threads, model, self._numbers, step, self._pages, self._buffers)
-            )
+                run_step(
+                    part, num_threads, model, self._numbers, step, self._pages, self._buffers
+                )
+            )  # fmt: skip
 
         others = [self._helpers.submit(work, part) for part in range(1, num_threads)]
         is_complete = work(0)
@@ -138,16 +139,10 @@ class KernelRunner:
             raise StepInterrupted("something more urgent has come")
         return 1 + len(others)
 
-    def _wait_share(self, num_threads: int, has_logits: bool) -> float:
-        """Of the last step's time in the layers, averaged over its threads."""
-        if num_threads == 1:
-            return 0.0
-        num_phases = NUM_LAYER_PHASES * self._num_layers
-        if not has_logits:  # then the last layer ends with its attention
-            num_phases -= NUM_MLP_PHASES
-        times = self._buffers.times[:num_threads, : 2 * num_phases + 1]
-        waits = (times[:, 2::2] - times[:, 1::2]).sum()
-        return float(waits / (times[:, -1] - times[:, 0]).sum())
+    def _wait_share(self, num_threads: int) -> float:
+        """Of the last step's time, averaged over its threads."""
+        waited, total = self._buffers.waits[:num_threads].sum(axis=0).tolist()
+        return float(waited / total)
 
     def _step(self, batch: Batch) -> Step:
         return Step(
@@ -230,5 +225,6 @@ def make_step_buffers(
         rows=np.zeros((num_threads, hidden), np.float32),
         queries=queries,
         attention=attention,
+        waits=np.zeros((num_threads, 2), np.int64),
         times=np.zeros((num_threads, 2 * len(phase_names(config.num_layers)) + 1), np.int64),
     )

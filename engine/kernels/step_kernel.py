@@ -47,7 +47,7 @@ _compiled: Any = numba.njit(nogil=True, error_model="numpy")
 
 _LAYER_PHASES = ("norm", "qkv", "rope and write", "attention", "quantize", "output", "norm",
                  "gate and up", "down")  # fmt: skip
-NUM_LAYER_PHASES, NUM_MLP_PHASES = len(_LAYER_PHASES), 4
+NUM_LAYER_PHASES = len(_LAYER_PHASES)
 _LAST_PHASES = ("norm", "head", "logits")
 COUNTER_WORDS = COUNTER_BYTES // 8
 _DONE, _STOPS, _TURNS = 0, COUNTER_WORDS, 2 * COUNTER_WORDS  # in `Buffers.sync`
@@ -110,8 +110,9 @@ class Buffers(NamedTuple):
     the turns of every phase. `stop` [1] int64: who sets it makes the step stop at its next layer.
     `hidden` holds the embeddings at the start. Room for TILE_ROWS rows more than a step has, since
     the last tile of rows is not always full. `tiles`, `unpacked` (panels, for the matrix unit),
-    `rows`, `attention` and `times` have a place for each thread: times[thread, 2 * i] and the one
-    after it are the ticks at the beginning and the end of phase i (`phase_names`).
+    `rows`, `attention`, `waits` and `times` have a place for each thread. waits[thread]: ticks that
+    it waited for others, and of its whole step; times[thread, 2 * i] and the one after it: at the
+    beginning and the end of phase i (`phase_names`).
     """
 
     sync: Any
@@ -129,6 +130,7 @@ class Buffers(NamedTuple):
     rows: Any
     queries: Any
     attention: Any
+    waits: Any
     times: Any
 
 
@@ -213,11 +215,12 @@ def _norm_queries_and_keys(qkv: Any, layer: Any, vectors: Any, numbers: Numbers)
 
 
 class Thread(NamedTuple):
-    """Who runs: one of `num_threads`, its row of `Buffers.times`, and `Buffers.sync`."""
+    """Who runs: one of `num_threads`, its rows of `Buffers.waits` and `times`, and `sync`."""
 
     part: int
     num_threads: int
     sync: Any
+    waits: Any
     times: Any
 
 
@@ -239,12 +242,15 @@ def _turns(thread: Thread, moment: Moment) -> Turns:
 def _meet(thread: Thread, moment: Moment, num_done: int, num_items: int) -> Moment:
     """This thread has done `num_done` of the phase's items and found no more; the beginning of the
     next phase, when all `num_items` are done."""
-    thread.times[2 * moment.phase + 1] = ticks()
+    came = ticks()
     done, wanted = thread.sync.ctypes.data + 8 * _DONE, moment.num_items + num_items
     if num_done > 0:
         fetch_add(done, num_done)
     wait_for(done, wanted)
-    thread.times[2 * moment.phase + 2] = ticks()
+    goes = ticks()
+    thread.times[2 * moment.phase + 1], thread.times[2 * moment.phase + 2] = came, goes
+    thread.waits[0] += goes - came
+    thread.waits[1] = goes - thread.times[0]
     return Moment(moment.phase + 1, wanted)
 
 
@@ -447,9 +453,10 @@ def run_step(
     All is done when one thread returns; `buffers` must stay until all have returned that began.
     False if `buffers.stop` was set in time: then the slots hold garbage, and there are no logits.
     """
-    thread = Thread(part, num_threads, buffers.sync, buffers.times[part])
+    thread = Thread(part, num_threads, buffers.sync, buffers.waits[part], buffers.times[part])
     moment, last, num_rows = Moment(0, 0), model.layers.shape[0] - 1, step.logits_rows.shape[0]
     num_tokens = step.positions.shape[0]
+    thread.waits[0] = 0
     thread.times[0] = ticks()
     for index in range(last + 1):
         moment = _run_attention(thread, moment, model, numbers, step, pages, index, buffers)
