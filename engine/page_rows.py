@@ -18,6 +18,7 @@ from engine.kernels.attention_kernel import (
 )
 from engine.kernels.attention_tiles import AttentionTiles
 from engine.kernels.gather_kernel import gather_window
+from engine.kernels.thread_team import COUNTER_BYTES
 from engine.kv_cache import LayerPages
 from engine.kv_format import KVFormat
 
@@ -36,7 +37,7 @@ class PageRows:
         num_bytes = query_size(kv_format, padded_size)
         self._no_queries = np.zeros((config.num_kv_heads, 1, 0, num_bytes), np.uint8)
         self._scratch = make_scratch(kv_format, padded_size, 1, 0, 0)
-        self._counter = np.zeros(1, np.int64)
+        self._counters = np.zeros(COUNTER_BYTES // 8, np.int64)
         self._nothing = np.zeros(0, np.int32)
 
     def write(
@@ -46,7 +47,7 @@ class PageRows:
         nothing = self._nothing
         run_part(
             0, 1, True, False, _NO_TILES, *self._levels, positions, slots, nothing, nothing,
-            nothing.reshape(0, 0), self._no_queries, self._scratch, self._counter,
+            nothing.reshape(0, 0), self._no_queries, self._scratch, self._counters,
             *self._layers[pages.layer], rows, *pages.arrays, rows,
         )  # fmt: skip
 

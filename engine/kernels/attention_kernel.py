@@ -6,7 +6,8 @@ load and decode and prefill are the same loop. A unit's keys are summed up in sp
 results are merged from the first to the last; where there are few units, as in a decode of one long
 context, threads take spans in turn. Spans begin at multiples of their size and every row is reduced
 in the same order whatever thread runs it and whatever rows share its tile (`attention_tiles.py`),
-so none of this changes a bit of the result. Knows arrays only.
+so none of this changes a bit of the result. Pages lie anywhere in memory, so those of a thread's
+next item are fetched while it works on this one. Knows arrays only.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from engine.kernels.attention_simd import weight_floats
 from engine.kernels.attention_tiles import MAX_TILE_ROWS, open_tiles, run_tile
 from engine.kernels.page_write_kernel import write_tokens
 from engine.kernels.rounding_simd import query_bytes
-from engine.kernels.thread_team import Turns, fetch_add
+from engine.kernels.thread_team import COUNTER_BYTES, Turns, fetch_add, next_item, num_chunks
 from engine.kv_cache import LayerPages
 from engine.kv_format import BLOCK_SIZE, KVFormat
 from engine.vector_sizes import SPAN_KEYS, TILE_KEYS
 
 _TILE_BLOCKS = TILE_KEYS // BLOCK_SIZE
+BLOCKS_AHEAD = 16
+"""So many blocks before they are read pages are fetched, or all of the next span if it is less."""
+
 SHARED_UNITS_PER_THREAD = 8
 MAX_SHARED_SPANS = 2048
 _CACHE_LINE = 64
@@ -80,6 +84,15 @@ class Tile(NamedTuple):
     num_spans: int
 
 
+class Next(NamedTuple):
+    """What is read after a span: the address of its block numbers, how many there are, and how many
+    heads further on in the pages."""
+
+    table: int
+    num_blocks: int
+    heads: int
+
+
 class Scratch(NamedTuple):
     """`own` [threads, MAX_TILE_ROWS, floats]: weights, then a partial result, then a merged one.
     `places` [spans, MAX_TILE_ROWS, padded head size + 2]: partial results of spans that several
@@ -113,7 +126,23 @@ def _num_query_rows(work: Work, s: int) -> int:
 
 
 @_compiled
-def _attend_span(work: Work, tile: Tile, head: int, span: int, weights: Any, out: Any) -> None:
+def _bounds(tile: Tile, span: int) -> tuple[int, int]:
+    """The first key of a span, at a multiple of TILE_KEYS, and the end of it."""
+    start = (tile.begin // SPAN_KEYS + span) * SPAN_KEYS
+    return max(tile.begin // TILE_KEYS * TILE_KEYS, start), min(tile.end, start + SPAN_KEYS)
+
+
+@_compiled
+def _next(work: Work, tile: Tile, span: int, heads: int) -> Next:
+    start, end = _bounds(tile, span)
+    table = work.tables[tile.s, start // BLOCK_SIZE :].ctypes.data
+    return Next(table, num_chunks(end - start, BLOCK_SIZE), heads)
+
+
+@_compiled
+def _attend_span(
+    work: Work, tile: Tile, head: int, span: int, following: Next, weights: Any, out: Any
+) -> None:
     """A tile's query rows of one KV head over the keys of one span.
 
     out[r] is row r's sum of weighted values, its largest score and its sum of weights. Tiles of
@@ -122,17 +151,18 @@ def _attend_span(work: Work, tile: Tile, head: int, span: int, weights: Any, out
     """
     queries = work.queries[head, work.query_starts[tile.s] * work.group + tile.start :]
     _clear(out, tile.code_rows)
-    span_start = (tile.begin // SPAN_KEYS + span) * SPAN_KEYS
-    begin, end = max(tile.begin, span_start), min(tile.end, span_start + SPAN_KEYS)
-    for start in range(begin // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
+    first, end = _bounds(tile, span)
+    ahead = min(BLOCKS_AHEAD, num_chunks(end - first, BLOCK_SIZE))
+    for start in range(first, end, TILE_KEYS):
         run_tile(
             tile.code, queries.ctypes.data, queries.strides[0], out.shape[1] - 2,
             work.keys[0, head].ctypes.data, work.values[0, head].ctypes.data,
             work.key_scales[0, head].ctypes.data, work.value_scales[0, head].ctypes.data,
             work.keys.shape[1], work.tables[tile.s, start // BLOCK_SIZE :].ctypes.data,
-            max(begin - start, 0) // BLOCK_SIZE,
-            min(_TILE_BLOCKS, (end - start + BLOCK_SIZE - 1) // BLOCK_SIZE),
-            (end - start - 1) // BLOCK_SIZE,
+            max(tile.begin - start, 0) // BLOCK_SIZE,
+            min(_TILE_BLOCKS, num_chunks(end - start, BLOCK_SIZE)),
+            num_chunks(end - start, BLOCK_SIZE), ahead, following.table, following.num_blocks,
+            following.heads,
             (tile.first_limit - start) * work.group + tile.start, work.group, work.window,
             weights.ctypes.data, weights.strides[0], out.ctypes.data, out.strides[0], work.softcap,
         )  # fmt: skip
@@ -181,64 +211,116 @@ def _finish(work: Work, tile: Tile, head: int, merged: Any) -> None:
             work.out[token, column + d] = merged[r, d] / merged[r, total]
 
 
+class Unit(NamedTuple):
+    tile: Tile
+    head: int
+
+
+@_compiled
+def _num_tiles(work: Work, s: int) -> int:
+    return num_chunks(_num_query_rows(work, s), MAX_TILE_ROWS)
+
+
+@_compiled
+def _num_units(work: Work) -> int:
+    count = 0
+    for s in range(work.context_lens.shape[0]):
+        count += _num_tiles(work, s)
+    return count * work.queries.shape[0]
+
+
+@_compiled
+def _unit(work: Work, number: int) -> Unit:
+    """A head's units follow each other, so that its keys are still near."""
+    s, num_heads = 0, work.queries.shape[0]
+    while number >= num_heads * _num_tiles(work, s):
+        number -= num_heads * _num_tiles(work, s)
+        s += 1
+    num_tiles = _num_tiles(work, s)
+    return Unit(_tile(work, s, number % num_tiles * MAX_TILE_ROWS), number // num_tiles)
+
+
 @_compiled
 def _attend_units(
-    work: Work, counter: int, weights: Any, partial: Any, merged: Any
+    work: Work, turns: Turns, weights: Any, partial: Any, merged: Any
 ) -> tuple[int, int]:
-    """The units that this thread comes to take, all spans of each: how many, and how many of all.
+    """The units that this thread comes to take, all spans of each: how many, and how many in all."""
+    num_units, num_done = _num_units(work), 0
+    item = next_item(turns, 0, num_units)
+    while item.number >= 0:
+        unit = _unit(work, item.number)
+        tile, head = unit.tile, unit.head
+        after = _unit(work, min(item.number + 1, num_units - 1))
+        _clear(merged, tile.num_rows)
+        for span in range(tile.num_spans):
+            if span + 1 < tile.num_spans:
+                following = _next(work, tile, span + 1, 0)
+            else:
+                following = _next(work, after.tile, 0, after.head - head)
+            _attend_span(work, tile, head, span, following, weights, partial)
+            _merge(work, tile, partial, merged)
+        _finish(work, tile, head, merged)
+        num_done += 1
+        item = next_item(turns, item.stretch, num_units)
+    return num_done, num_units
 
-    A head's units follow each other, so that its keys are still near.
-    """
-    mine, unit, num_done = fetch_add(counter, 1), 0, 0
-    for s in range(work.context_lens.shape[0]):
-        for head in range(work.queries.shape[0]):
-            for start in range(0, _num_query_rows(work, s), MAX_TILE_ROWS):
-                if unit == mine:
-                    tile = _tile(work, s, start)
-                    _clear(merged, tile.num_rows)
-                    for span in range(tile.num_spans):
-                        _attend_span(work, tile, head, span, weights, partial)
-                        _merge(work, tile, partial, merged)
-                    _finish(work, tile, head, merged)
-                    num_done += 1
-                    mine = fetch_add(counter, 1)
-                unit += 1
-    return num_done, unit
+
+class SpanItem(NamedTuple):
+    """Span `span` of unit number `unit`, whose spans' results begin at `place`."""
+
+    tile: Tile
+    head: int
+    span: int
+    unit: int
+    place: int
+
+
+@_compiled
+def _span_item(work: Work, number: int) -> SpanItem:
+    """All heads' same spans follow each other, as they do in memory."""
+    num_heads, s, start, unit, place = work.queries.shape[0], 0, 0, 0, 0
+    tile = _tile(work, 0, 0)
+    while number >= place + num_heads * tile.num_spans:
+        place, unit = place + num_heads * tile.num_spans, unit + num_heads
+        start += MAX_TILE_ROWS
+        if start >= _num_query_rows(work, s):
+            s, start = s + 1, 0
+        tile = _tile(work, s, start)
+    head, span = (number - place) % num_heads, (number - place) // num_heads
+    return SpanItem(tile, head, span, unit + head, place + head)
 
 
 @_compiled
 def _attend_spans(
-    work: Work, counter: int, weights: Any, scratch: Scratch, merged: Any
+    work: Work, num_spans: int, turns: Turns, weights: Any, scratch: Scratch, merged: Any
 ) -> tuple[int, int]:
-    """The spans that this thread comes to take; who brings a unit's last one merges them all.
-
-    All heads' same spans follow each other, as they do in memory.
-    """
-    num_heads, mine, unit, place = work.queries.shape[0], fetch_add(counter, 1), 0, 0
-    num_done = 0
-    for s in range(work.context_lens.shape[0]):
-        for start in range(0, _num_query_rows(work, s), MAX_TILE_ROWS):
-            tile = _tile(work, s, start)
-            end = place + num_heads * tile.num_spans
-            while mine < end:
-                head, span = (mine - place) % num_heads, (mine - place) // num_heads
-                _attend_span(work, tile, head, span, weights, scratch.places[mine])
-                done = scratch.done[unit + head]
-                if fetch_add(done.ctypes.data, 1) == tile.num_spans - 1:
-                    done[0] = 0
-                    _clear(merged, tile.num_rows)
-                    for at in range(place + head, end, num_heads):
-                        _merge(work, tile, scratch.places[at], merged)
-                    _finish(work, tile, head, merged)
-                num_done += 1
-                mine = fetch_add(counter, 1)
-            place, unit = end, unit + num_heads
-    return num_done, place
+    """The spans that this thread comes to take; who brings a unit's last one merges them all."""
+    num_heads, num_done = work.queries.shape[0], 0
+    item = next_item(turns, 0, num_spans)
+    while item.number >= 0:
+        mine = _span_item(work, item.number)
+        after = _span_item(work, min(item.number + 1, num_spans - 1))
+        tile = mine.tile
+        following = _next(work, after.tile, after.span, after.head - mine.head)
+        _attend_span(
+            work, tile, mine.head, mine.span, following, weights, scratch.places[item.number]
+        )
+        done = scratch.done[mine.unit]
+        if fetch_add(done.ctypes.data, 1) == tile.num_spans - 1:
+            done[0] = 0
+            _clear(merged, tile.num_rows)
+            for span in range(tile.num_spans):
+                _merge(work, tile, scratch.places[mine.place + num_heads * span], merged)
+            _finish(work, tile, mine.head, merged)
+        num_done += 1
+        item = next_item(turns, item.stretch, num_spans)
+    return num_done, num_spans
 
 
 @_compiled
-def _is_shared(work: Work, num_threads: int, scratch: Scratch) -> bool:
-    """Whether there are so few units that threads share their spans, and places for these."""
+def _num_shared_spans(work: Work, num_threads: int, scratch: Scratch) -> int:
+    """Of all units, if there are so few of these that threads share their spans, and places for
+    them; else 0."""
     most_units = min(SHARED_UNITS_PER_THREAD * num_threads, scratch.done.shape[0])
     num_kv_heads, num_units, num_spans = work.queries.shape[0], 0, 0
     for s in range(work.context_lens.shape[0]):
@@ -246,8 +328,9 @@ def _is_shared(work: Work, num_threads: int, scratch: Scratch) -> bool:
             num_units += num_kv_heads
             num_spans += num_kv_heads * _tile(work, s, start).num_spans
             if num_units > most_units:
-                return False
-    return num_threads > 1 and num_units < num_spans <= scratch.places.shape[0]
+                return 0
+    is_shared = num_threads > 1 and num_units < num_spans <= scratch.places.shape[0]
+    return num_spans if is_shared else 0
 
 
 @_compiled
@@ -271,23 +354,23 @@ def attend_part(turns: Turns, work: Work, scratch: Scratch) -> tuple[int, int]:
     weights, width = scratch.own[turns.part], scratch.places.shape[2]
     end = weights.shape[1] - 2 * width
     partial, merged = weights[:, end : end + width], weights[:, end + width :]
-    if _is_shared(work, turns.num_threads, scratch):
-        return _attend_spans(work, turns.counters, weights, scratch, merged)
-    return _attend_units(work, turns.counters, weights, partial, merged)
+    num_spans = _num_shared_spans(work, turns.num_threads, scratch)
+    if num_spans > 0:
+        return _attend_spans(work, num_spans, turns, weights, scratch, merged)
+    return _attend_units(work, turns, weights, partial, merged)
 
 
 @_compiled
 def run_part(
     part: int, num_parts: int, writes: bool, attends: bool, tiles: Any,
     key_level: int, value_level: int, head_size: int, positions: Any, slots: Any, query_starts: Any,
-    context_lens: Any, tables: Any, queries: Any, scratch: Scratch, counter: Any, cos: Any,
+    context_lens: Any, tables: Any, queries: Any, scratch: Scratch, counters: Any, cos: Any,
     sin: Any, scale: Any, window: int, softcap: Any, qkv: Any, keys: Any, values: Any,
     key_scales: Any, value_scales: Any, out: Any,
 ) -> None:  # fmt: skip
     """The tokens to write that fall to one of `num_parts` parts, and what it takes to attend.
 
-    `tiles`: as in `Work`. `counter` [1] int64, 0 before the first part. `scale`,
-    `softcap`: float32.
+    `tiles`: as in `Work`. `counters`: those of `Turns`. `scale`, `softcap`: float32.
     """
     if writes:
         num_tokens = positions.shape[0]
@@ -301,7 +384,7 @@ def run_part(
             tiles, key_level, head_size, window, softcap, queries, query_starts,
             context_lens, tables, keys, values, key_scales, value_scales, out,
         )  # fmt: skip
-        attend_part(Turns(part, num_parts, counter.ctypes.data), work, scratch)
+        attend_part(Turns(part, num_parts, counters.ctypes.data), work, scratch)
 
 
 class KernelAttention:
@@ -321,7 +404,7 @@ class KernelAttention:
         self._queries, self._scratch = make_buffers(
             config, kv_format, max_tokens, num_threads, max_model_len
         )
-        self._counter = np.zeros(1, np.int64)
+        self._counters = np.zeros(num_threads * COUNTER_BYTES // 8, np.int64)
         self._tiles = open_tiles(kv_format, config.num_heads // config.num_kv_heads)
         self._sizes = (kv_format.keys.max_level, kv_format.values.max_level, config.head_size)
 
@@ -329,7 +412,7 @@ class KernelAttention:
         step = (
             self._tiles, *self._sizes,
             batch.positions, batch.slot_mapping, batch.query_starts, batch.context_lens,
-            batch.block_tables, self._queries, self._scratch, self._counter,
+            batch.block_tables, self._queries, self._scratch, self._counters,
         )  # fmt: skip
         if self._num_threads == 1 or num_pairs(batch) < MIN_PARALLEL_PAIRS:
             return partial(self._alone, step)
@@ -339,7 +422,7 @@ class KernelAttention:
         self, step: tuple[Any, ...], qkv: Float32Array, pages: LayerPages, out: Float32Array
     ) -> None:
         arguments = (*step, *self._layers[pages.layer], qkv, *pages.arrays, out)
-        self._counter[0] = 0
+        self._counters[:] = 0
         for phase in (_WRITE, _ATTEND):
             others = [
                 self._helpers.submit(run_part, part, self._num_threads, *phase, *arguments)
@@ -353,7 +436,7 @@ class KernelAttention:
         self, step: tuple[Any, ...], qkv: Float32Array, pages: LayerPages, out: Float32Array
     ) -> None:
         layer = self._layers[pages.layer]
-        self._counter[0] = 0
+        self._counters[:] = 0
         run_part(0, 1, True, True, *step, *layer, qkv, *pages.arrays, out)
 
 

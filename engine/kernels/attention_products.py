@@ -76,35 +76,39 @@ class _Sum:
 
 
 class Block(NamedTuple):
-    """Addresses: a block's keys and their scales, where its scores go, and what will be read next,
-    other keys and other values."""
+    """Addresses: a block's keys and their scales, where its scores go, and what will be read later:
+    another block's keys and values, and their scales."""
 
     keys: Any
     scales: Any
     out: Any
-    next_keys: Any
-    next_values: Any
+    later_keys: Any
+    later_values: Any
+    later_key_scales: Any
+    later_value_scales: Any
 
 
 @intrinsic
 def scores(
     typing_context: Any, rows: Any, bits: Any, value_bits: Any, queries: Any, query_stride: Any,
-    size: Any, out: Any, out_stride: Any, keys: Any, scales: Any, next_keys: Any, next_values: Any,
-    other_keys: Any, other_scales: Any, other_next_keys: Any, other_next_values: Any,
+    size: Any, out: Any, out_stride: Any, keys: Any, scales: Any, later_keys: Any,
+    later_values: Any, later_key_scales: Any, later_value_scales: Any, other_keys: Any,
+    other_scales: Any, other_later_keys: Any, other_later_values: Any,
+    other_later_key_scales: Any, other_later_value_scales: Any,
 ) -> Any:  # fmt: skip
     """out[r, 0:32] = row r's query times the 16 keys of one block and the 16 of another.
 
     `rows`, `bits` and `value_bits` are tuples, whose lengths tell the number of rows and the bits
     of a key and a value; the rest are addresses, strides in bytes and the padded size of a head.
-    `queries`: as in `query_bytes`; a score lacks the query's scale. The pages that are read next
-    are only fetched.
+    `queries`: as in `query_bytes`; a score lacks the query's scale. What is read later is only
+    fetched.
     """
     bits_of, kind = (len(bits), len(value_bits)), dot_product_kind()
 
     def emit(e: Emitter, values: Sequence[Any]) -> None:
         emit_scores(e, kind, bits_of, len(rows), *values[3:])
 
-    return result_of(types.void(rows, bits, value_bits, *[types.int64] * 13), emit)
+    return result_of(types.void(rows, bits, value_bits, *[types.int64] * 17), emit)
 
 
 def emit_scores(
@@ -115,13 +119,15 @@ def emit_scores(
     outs = out, e.b.add(out, e.i64(_VECTOR_BYTES))
     blocks = [
         Block(keys, scales, place, *ahead)
-        for place, (keys, scales, *ahead) in zip(outs, (pages[:4], pages[4:]), strict=True)
+        for place, (keys, scales, *ahead) in zip(outs, (pages[:6], pages[6:]), strict=True)
     ]
     at_once = _AT_ONCE[kind]
     for part in _row_parts(num_rows, at_once.rows):
         places = [_row(e, queries, query_stride, r) for r in part]
         for start in range(0, len(blocks), at_once.vectors):
             taken = blocks[start : start + at_once.vectors]
+            if part[0] == 0:
+                _fetch_scales(e, taken, bits)
             found = score_rows(e, kind, places, size, taken, bits if part[0] == 0 else None)
             for block, by_row in zip(taken, found, strict=True):
                 for r, value in zip(part, by_row, strict=True):
@@ -132,13 +138,22 @@ def _load_keys(
     e: Emitter, blocks: Sequence[Block], place: Any, fetched: tuple[int, int] | None
 ) -> list[Any]:
     """A vector of each block's keys. `fetched`: the bits of keys and values, if the same places of
-    the pages that are read next are to be fetched."""
+    the pages that are read later are to be fetched."""
     if fetched:
         value_place = e.b.udiv(e.scaled(place, fetched[1]), e.i64(fetched[0]))
         for block in blocks:
-            _fetch(e, e.pointer(block.next_keys, place, _I8))
-            _fetch(e, e.pointer(block.next_values, value_place, _I8))
+            _fetch(e, e.pointer(block.later_keys, place, _I8))
+            _fetch(e, e.pointer(block.later_values, value_place, _I8))
     return [e.load(block.keys, place, _I32V, align=1) for block in blocks]
+
+
+def _fetch_scales(e: Emitter, blocks: Sequence[Block], bits: tuple[int, int]) -> None:
+    """As many as the smallest head has, with 4 bits a line for each of two groups."""
+    for block in blocks:
+        addresses = block.later_key_scales, block.later_value_scales
+        for address, of in zip(addresses, bits, strict=True):
+            for line in range(1 if of == 8 else 2):
+                _fetch(e, e.pointer(address, e.i64(_VECTOR_BYTES * line), _I8))
 
 
 def _fetch(e: Emitter, pointer: Any) -> None:
@@ -146,7 +161,7 @@ def _fetch(e: Emitter, pointer: Any) -> None:
     function_type = ir.FunctionType(ir.VoidType(), kinds)
     name = "llvm.prefetch.p0i8"
     function = cgutils.get_or_insert_function(e.b.module, function_type, name)
-    to_read, keep, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
+    to_read, keep, data = (ir.Constant(_I32, number) for number in (0, 2, 1))
     e.b.call(function, [pointer, to_read, keep, data])
 
 

@@ -33,7 +33,7 @@ from engine.vector_sizes import INT4_GROUP_SIZE
 MAX_TILE_ROWS = 8
 _LOG2_E = np.float32(1.4426950408889634)
 
-_NUM_INTEGERS = 19
+_NUM_INTEGERS = 23
 _SIGNATURE = types.void(*[types.int64] * _NUM_INTEGERS, types.float32)
 _VECTOR_BYTES = 4 * LANES
 _compiled: Any = numba.njit(nogil=True, error_model="numpy")
@@ -71,17 +71,19 @@ def _compile(folder: str, num_rows: int, key_bits: int, value_bits: int) -> Any:
 def run_tile(
     typing_context: Any, tile: Any, queries: Any, query_stride: Any, size: Any, keys: Any,
     values: Any, key_scales: Any, value_scales: Any, num_heads: Any, table: Any, first: Any,
-    end: Any, last: Any, seen: Any, group: Any, window: Any, weights: Any, weight_stride: Any,
-    out: Any, out_stride: Any, softcap: Any,
+    end: Any, num_left: Any, ahead: Any, next_table: Any, num_next: Any, next_heads: Any,
+    seen: Any, group: Any, window: Any, weights: Any, weight_stride: Any, out: Any,
+    out_stride: Any, softcap: Any,
 ) -> Any:  # fmt: skip
     """Calls the tile at an address that `open_tiles` returned.
 
     `queries`: the rows' first, as the write phase left it; `size`: of a padded head; `keys` …
     `value_scales`: of block 0 and the KV head in pages of `num_heads` heads; `table`: the int32
-    numbers of the tile's blocks, `first` to `end` of which are worked on, block `last` being the
-    last that will be. Row r sees the tile's
-    keys before number (seen + r) // group, or the last `window` of those. `weights`: scratch for
-    every row (`weight_floats`). `out`: each row's sums, largest score and sum of weights so far.
+    numbers of the tile's blocks, `first` to `end` of which are worked on. Meanwhile, those `ahead`
+    blocks further on are fetched: there are `num_left`, and then the `num_next` of `next_table` in
+    the pages of `next_heads` heads further on. Row r sees the tile's keys before number
+    (seen + r) // group, or the last `window` of those. `weights`: scratch for every row
+    (`weight_floats`). `out`: each row's sums, largest score and sum of weights so far.
     """
 
     def emit(e: Emitter, arguments: Sequence[Any]) -> None:
@@ -95,9 +97,9 @@ def run_tile(
 def _float_tile(rows: tuple[int, ...]) -> Any:
     def tile(
         queries: int, query_stride: int, size: int, keys: int, values: int, key_scales: int,
-        value_scales: int, num_heads: int, table: int, first: int, end: int, last: int,
-        seen: int, group: int, window: int, weights: int, weight_stride: int, out: int,
-        out_stride: int, softcap: float,
+        value_scales: int, num_heads: int, table: int, first: int, end: int, num_left: int,
+        ahead: int, next_table: int, num_next: int, next_heads: int, seen: int, group: int,
+        window: int, weights: int, weight_stride: int, out: int, out_stride: int, softcap: float,
     ) -> None:  # fmt: skip
         page_bytes, scale_bytes = num_heads * size * _VECTOR_BYTES, num_heads * _VECTOR_BYTES
         for b in range(first, end):
@@ -134,26 +136,35 @@ def _integer_tile(
 ) -> Any:
     def tile(
         queries: int, query_stride: int, size: int, keys: int, values: int, key_scales: int,
-        value_scales: int, num_heads: int, table: int, first: int, end: int, last: int,
-        seen: int, group: int, window: int, weights: int, weight_stride: int, out: int,
-        out_stride: int, softcap: float,
+        value_scales: int, num_heads: int, table: int, first: int, end: int, num_left: int,
+        ahead: int, next_table: int, num_next: int, next_heads: int, seen: int, group: int,
+        window: int, weights: int, weight_stride: int, out: int, out_stride: int, softcap: float,
     ) -> None:  # fmt: skip
         key_groups, value_groups = _num_groups(key_form, size), _num_groups(value_form, size)
-        key_bytes = num_heads * size * LANES * len(key_form) // 8
-        value_bytes = num_heads * size * LANES * len(value_form) // 8
+        head_bytes = size * LANES * len(key_form) // 8, size * LANES * len(value_form) // 8
+        key_bytes, value_bytes = num_heads * head_bytes[0], num_heads * head_bytes[1]
         scale_bytes = num_heads * _VECTOR_BYTES
         for b in range(first, end, 2):
             block = load_index(table + 4 * b)
             other = load_index(table + 4 * min(b + 1, end - 1))
-            next_block = load_index(table + 4 * min(b + 2, last))
-            next_other = load_index(table + 4 * min(b + 3, last))
+            later, heads = _later(b + ahead, table, num_left, next_table, num_next, next_heads)
+            later_other, other_heads = _later(
+                b + 1 + ahead, table, num_left, next_table, num_next, next_heads
+            )
             attention_products.scores(
                 rows, key_form, value_form, queries, query_stride, size,
                 weights + b * _VECTOR_BYTES, weight_stride, keys + block * key_bytes,
-                key_scales + block * key_groups * scale_bytes, keys + next_block * key_bytes,
-                values + block * value_bytes, keys + other * key_bytes,
-                key_scales + other * key_groups * scale_bytes, keys + next_other * key_bytes,
-                values + other * value_bytes,
+                key_scales + block * key_groups * scale_bytes,
+                keys + later * key_bytes + heads * head_bytes[0],
+                values + later * value_bytes + heads * head_bytes[1],
+                key_scales + (later * num_heads + heads) * key_groups * _VECTOR_BYTES,
+                value_scales + (later * num_heads + heads) * value_groups * _VECTOR_BYTES,
+                keys + other * key_bytes, key_scales + other * key_groups * scale_bytes,
+                keys + later_other * key_bytes + other_heads * head_bytes[0],
+                values + later_other * value_bytes + other_heads * head_bytes[1],
+                key_scales + (later_other * num_heads + other_heads) * key_groups * _VECTOR_BYTES,
+                value_scales
+                + (later_other * num_heads + other_heads) * value_groups * _VECTOR_BYTES,
             )  # fmt: skip
         # Row by row in each loop: a processor works on several at once where none waits for itself.
         limit, head = seen // group, seen % group
@@ -188,6 +199,16 @@ def _integer_tile(
         )  # fmt: skip
 
     return tile
+
+
+@_compiled
+def _later(
+    at: int, table: int, num_left: int, next_table: int, num_next: int, next_heads: int
+) -> tuple[int, int]:
+    """The block in place `at`, and how many heads further on it is."""
+    if at < num_left:
+        return load_index(table + 4 * at), 0
+    return load_index(next_table + 4 * min(at - num_left, num_next - 1)), next_heads
 
 
 @_compiled

@@ -28,7 +28,8 @@ from engine.kernels.simd import LANES, ROUND_MAGIC, ROUND_MAGIC_BITS, Emitter, i
 _GROUPS = BLOCK_INPUTS // _GROUP
 _VECTOR_BYTES = LANES * _GROUP
 MAX_LEVEL = 127
-_LINE_BYTES, _BLOCKS_AHEAD = 64, 4
+_LINE_BYTES = 64
+_BESIDE_OTHERS, _ALONE = (4, 3), (16, 2)  # how panels of a tile are asked for ahead of time
 
 _F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -97,18 +98,24 @@ def emit_tile(
     with cgutils.for_range(e.b, num_blocks) as loop:
         block = e.b.add(panel, e.scaled(loop.index, form.block_bytes))
         for by_panel in totals:
-            if num_rows > 1 or num_panels > 1:  # one stream is the hardware's to ask ahead for
-                emit_prefetch(e, block, form.block_bytes)
+            if num_panels > 1:
+                emit_prefetch(e, block, form.block_bytes, *_BESIDE_OTHERS)
+            elif num_rows > 1:  # one row alone is too fast for it, and the hardware asks ahead
+                emit_prefetch(e, block, form.block_bytes, *_ALONE)
             vectors = emit_weights(e, block, form.bits)
             scale, minimum = emit_scale_and_minimum(e, block, form)
-            for r, total in enumerate(by_panel):
-                place = e.b.add(e.scaled(loop.index, BLOCK_INPUTS), e.scaled(levels_stride, r))
-                products = _ints(0)
-                for j, vector in enumerate(vectors):
+            places = [
+                e.b.add(e.scaled(loop.index, BLOCK_INPUTS), e.scaled(levels_stride, r))
+                for r in range(num_rows)
+            ]
+            products = [_ints(0)] * num_rows
+            for j, vector in enumerate(vectors):  # rows side by side: none waits for itself
+                for r, place in enumerate(places):
                     group = e.load(levels, e.b.add(place, e.i64(_GROUP * j)), _I32, align=1)
-                    products = _dot(e, kind, products, vector, _splat(e, group))
+                    products[r] = _dot(e, kind, products[r], vector, _splat(e, group))
+            for r, total in enumerate(by_panel):
                 row = e.b.add(e.scaled(loop.index, 4), e.scaled(scales_stride, r))
-                emit_add_block(e, total, products, scale, minimum, scales, sums, row)
+                emit_add_block(e, total, products[r], scale, minimum, scales, sums, row)
             block = e.b.add(block, panel_bytes)
     for p, by_panel in enumerate(totals):
         for r, total in enumerate(by_panel):
@@ -116,15 +123,18 @@ def emit_tile(
             e.store(e.b.load(total), out, place)
 
 
-def emit_prefetch(e: Emitter, block: Any, num_bytes: int) -> None:
-    """Of the block that lies some further on; past the end of a panel it is the next one."""
+def emit_prefetch(e: Emitter, block: Any, num_bytes: int, ahead: int, locality: int) -> None:
+    """Of the block that lies some further on; past the end of a panel it is the next one.
+
+    `locality`: 3 into the first cache, 2 into the second one, which can wait for more at a time.
+    """
     kinds = [_I8.as_pointer(), _I32, _I32, _I32]
     function_type = ir.FunctionType(ir.VoidType(), kinds)
     function = cgutils.get_or_insert_function(e.b.module, function_type, "llvm.prefetch.p0")
-    read, most_local, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
+    arguments = [ir.Constant(_I32, number) for number in (0, locality, 1)]
     for line in range(0, num_bytes, _LINE_BYTES):
-        ahead = e.pointer(block, e.i64(_BLOCKS_AHEAD * num_bytes + line), _I8)
-        e.b.call(function, [ahead, read, most_local, data])
+        place = e.pointer(block, e.i64(ahead * num_bytes + line), _I8)
+        e.b.call(function, [place, *arguments])
 
 
 def emit_add_block(

@@ -44,8 +44,8 @@ def scores(rows: Any, bits: Any, queries: Any, size: int, keys: Any, scales: Any
     first, second = keys[0].ctypes.data, keys[1].ctypes.data
     attention_products.scores(
         rows, bits, bits, queries.ctypes.data, queries.strides[0], size, out.ctypes.data,
-        out.strides[0], first, scales[0].ctypes.data, second, first, second,
-        scales[1].ctypes.data, first, second,
+        out.strides[0], first, scales[0].ctypes.data, second, first, second, first, second,
+        scales[1].ctypes.data, first, second, first, second,
     )  # fmt: skip
 
 
@@ -272,7 +272,7 @@ def test_products_compile_to_the_dot_product_of_every_machine(
     triple, features, instruction = TARGETS[kind]
     module = ir.Module()
     module.triple = triple
-    for name, count in (("scores", 13), ("weighted_sum", 10)):
+    for name, count in (("scores", 17), ("weighted_sum", 10)):
         signature = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * count)
         function = ir.Function(module, signature, name)
         builder = ir.IRBuilder(function.append_basic_block())
