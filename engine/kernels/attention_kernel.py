@@ -244,7 +244,7 @@ def _unit(work: Work, number: int) -> Unit:
 def _attend_units(
     work: Work, turns: Turns, weights: Any, partial: Any, merged: Any
 ) -> tuple[int, int]:
-    """The units that this thread comes to take, all spans of each: how many, and how many in all."""
+    """The units that this thread comes to take, all spans of each: so many of how many."""
     num_units, num_done = _num_units(work), 0
     item = next_item(turns, 0, num_units)
     while item.number >= 0:
