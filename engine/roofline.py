@@ -54,7 +54,8 @@ NUM_PANELS = 4
 NUM_ROWS = (1, 4, 8, 64)
 """Rows that are multiplied together: each has tiles of its own."""
 
-NUM_STREAMS = 4
+NUM_STREAMS = (1, 4)
+"""Of a core that reads: which is faster depends on the CPU (`panel_streams.py`)."""
 
 FORMS = {4: PanelForm(4, PanelKind.MINIMUM), 8: PanelForm(8, PanelKind.ZERO)}
 
@@ -81,7 +82,7 @@ class Roofline:
 def measure_roofline(
     num_threads: int, seconds: float = 1.0, buffer_bytes: int | None = None
 ) -> Roofline:
-    """Takes about `seconds` for each of the five figures, and some more to compile them once.
+    """Takes about `seconds` for each of the ten figures, and some more to compile them once.
 
     Raises ValueError for fewer than one thread.
     """
@@ -93,7 +94,10 @@ def measure_roofline(
         for bits, form in FORMS.items()
         for rows in NUM_ROWS
     }
-    bandwidth = _best(num_threads, seconds, _read_work(size // num_threads))
+    bandwidth = max(
+        _best(num_threads, seconds, _read_work(size // num_threads, num_streams))
+        for num_streams in NUM_STREAMS
+    )
     return Roofline(num_threads, size, bandwidth, rates)
 
 
@@ -148,10 +152,10 @@ def _try_once(works: list[Work]) -> float:
     return float(sum(amounts) / (max(ends) - min(begins)))
 
 
-def _read_work(num_bytes: int) -> Callable[[], Work]:
+def _read_work(num_bytes: int, num_streams: int) -> Callable[[], Work]:
     def make() -> Work:
-        buffer = np.ones((NUM_STREAMS, max(1, num_bytes // 8 // NUM_STREAMS)), np.int64)
-        read = _reader()
+        buffer = np.ones((num_streams, max(1, num_bytes // 8 // num_streams)), np.int64)
+        read = _reader(num_streams)
 
         def work() -> float:
             assert read(buffer) == buffer.size
@@ -208,11 +212,17 @@ class MatrixOperands:
         )  # fmt: skip
 
 
-def _read(buffer: Any) -> Any:
-    """Of several streams at once: a core reads memory faster so than in one."""
+def _read_one(buffer: Any) -> Any:
     total = 0
     for i in range(buffer.shape[1]):
-        for stream in range(NUM_STREAMS):
+        total += buffer[0, i]
+    return total
+
+
+def _read_four(buffer: Any) -> Any:
+    total = 0
+    for i in range(buffer.shape[1]):
+        for stream in range(4):
             total += buffer[stream, i]
     return total
 
@@ -228,8 +238,8 @@ def _repeat(
 
 
 @cache
-def _reader() -> Any:
-    return numba.njit(nogil=True)(_read)
+def _reader(num_streams: int) -> Any:
+    return numba.njit(nogil=True)(_read_one if num_streams == 1 else _read_four)
 
 
 @cache

@@ -28,7 +28,7 @@ from engine.kernels.simd import LANES, ROUND_MAGIC, ROUND_MAGIC_BITS, Emitter, i
 _GROUPS = BLOCK_INPUTS // _GROUP
 _VECTOR_BYTES = LANES * _GROUP
 MAX_LEVEL = 127
-_LINE_BYTES = 64
+_LINE_BYTES, _MANY_ROWS = 64, 8
 _BESIDE_OTHERS, _ALONE = (4, 3), (16, 2)  # how panels of a tile are asked for ahead of time
 
 _F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -95,6 +95,9 @@ def emit_tile(
     for total in (total for by_panel in totals for total in by_panel):
         e.b.store(ir.Constant(_F32V, [0.0] * LANES), total)
     panel_bytes = e.scaled(num_blocks, form.block_bytes)
+    # Products of many rows take turns, so that none waits for itself; few have no registers to.
+    rows_of_tile = range(num_rows)
+    side_by_side = [rows_of_tile] if num_rows >= _MANY_ROWS else [[r] for r in rows_of_tile]
     with cgutils.for_range(e.b, num_blocks) as loop:
         block = e.b.add(panel, e.scaled(loop.index, form.block_bytes))
         for by_panel in totals:
@@ -104,23 +107,31 @@ def emit_tile(
                 emit_prefetch(e, block, form.block_bytes, *_ALONE)
             vectors = emit_weights(e, block, form.bits)
             scale, minimum = emit_scale_and_minimum(e, block, form)
-            places = [
-                e.b.add(e.scaled(loop.index, BLOCK_INPUTS), e.scaled(levels_stride, r))
-                for r in range(num_rows)
-            ]
-            products = [_ints(0)] * num_rows
-            for j, vector in enumerate(vectors):  # rows side by side: none waits for itself
-                for r, place in enumerate(places):
-                    group = e.load(levels, e.b.add(place, e.i64(_GROUP * j)), _I32, align=1)
-                    products[r] = _dot(e, kind, products[r], vector, _splat(e, group))
-            for r, total in enumerate(by_panel):
-                row = e.b.add(e.scaled(loop.index, 4), e.scaled(scales_stride, r))
-                emit_add_block(e, total, products[r], scale, minimum, scales, sums, row)
+            for rows in side_by_side:
+                products = emit_products(e, kind, vectors, levels, levels_stride, rows, loop.index)
+                for r, product in zip(rows, products, strict=True):
+                    row = e.b.add(e.scaled(loop.index, 4), e.scaled(scales_stride, r))
+                    emit_add_block(e, by_panel[r], product, scale, minimum, scales, sums, row)
             block = e.b.add(block, panel_bytes)
     for p, by_panel in enumerate(totals):
         for r, total in enumerate(by_panel):
             place = e.b.add(e.scaled(out_stride, r), e.i64(_VECTOR_BYTES * p))
             e.store(e.b.load(total), out, place)
+
+
+def emit_products(
+    e: Emitter, kind: str, vectors: Sequence[Any], levels: Any, levels_stride: Any,
+    rows: Sequence[int], block: Any,
+) -> list[Any]:  # fmt: skip
+    """The rows' integer products with a block of weights, in turn."""
+    products = [_ints(0) for _ in rows]
+    for j, vector in enumerate(vectors):
+        for i, r in enumerate(rows):
+            place = e.b.add(e.scaled(levels_stride, r), e.i64(_GROUP * j))
+            place = e.b.add(e.scaled(block, BLOCK_INPUTS), place)
+            group = e.load(levels, place, _I32, align=1)
+            products[i] = _dot(e, kind, products[i], vector, _splat(e, group))
+    return products
 
 
 def emit_prefetch(e: Emitter, block: Any, num_bytes: int, ahead: int, locality: int) -> None:

@@ -13,7 +13,7 @@ from engine.roofline import Roofline
 from server.bench.explanation import Facts
 from server.bench.results import Results, Samples
 from server.bench.suites import arrivals, concurrency, decode, prefill
-from server.bench.suites.step_figures import ALL_TOKENS, EXECUTE, QUEUE, ROWS
+from server.bench.suites.step_figures import ALL_TOKENS, EXECUTE, OWN_WORK, QUEUE, ROWS
 
 Medians = Mapping[str, float]
 
@@ -120,7 +120,8 @@ def _facts(suite: str, case: str, x: float, medians: Medians, cost: Cost) -> Fac
 
 def _step(what: str, wall_s: float, medians: Medians, limits: Mapping[str, Any]) -> Facts:
     """What the engine does not spend in the model is its own work, between two steps too."""
-    own_s = None
+    own_s = clocked_s = None
     if EXECUTE in medians:
         own_s = max(0.0, wall_s - medians[EXECUTE] / 1e3)
-    return Facts(what, wall_s, own_s=own_s, **limits)
+        clocked_s = (medians[EXECUTE] + medians.get(OWN_WORK, 0.0)) / 1e3
+    return Facts(what, wall_s, clocked_s=clocked_s, own_s=own_s, **limits)

@@ -53,13 +53,15 @@ KNOBS = {
 class Facts:
     """Of one step, or of one prompt; None is not known.
 
-    `step_s`: as it was seen from outside. `own_s`: scheduling, sampling, committing, and whatever
+    `step_s`: as it was seen from outside; `clocked_s`: by the engine's own clock, from scheduling
+    to committing. `own_s`: scheduling, sampling, committing, and whatever
     passes between two steps. `queue_s`: before the first step. `bandwidth` in bytes and `peak` in
     operations, per second. `attention_operations` are in float32.
     """
 
     what: str
     step_s: float
+    clocked_s: float | None = None
     own_s: float | None = None
     queue_s: float | None = None
     attention_s: float | None = None
@@ -101,6 +103,11 @@ class Facts:
     def ratio(self) -> float | None:
         """Of the limit and the time taken: 1 is as fast as the machine can."""
         return self.limit_s / self.step_s if self.has_limits and self.step_s else None
+
+    @property
+    def clocked_ratio(self) -> float | None:
+        """The same for the step alone, without the way to the client and back."""
+        return self.limit_s / self.clocked_s if self.has_limits and self.clocked_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +175,14 @@ def _limits(facts: Facts) -> str:
         f"{facts.bandwidth / 1e9:.1f} GB/s take {_ms(facts.weights_s + facts.kv_s)}, "
         f"{operations / 1e9:,.2f} G operations at {facts.peak / 1e9:,.0f} G/s take "
         f"{_ms(facts.matrix_s + facts.attention_compute_s)}: {facts.ratio:.2f} of the limit"
+        f"{_clocked(facts)}"
     )
+
+
+def _clocked(facts: Facts) -> str:
+    if facts.clocked_ratio is None:
+        return ""
+    return f" ({facts.clocked_ratio:.2f} by the engine's own clock)"
 
 
 def _ms(seconds: float) -> str:

@@ -145,9 +145,12 @@ class Comparison:
 
     def _add_roofline(self, found: Results) -> None:
         for facts in facts_of(found, recorded_roofline(found.roofline)):
-            if facts.ratio is not None:
-                key = FigureKey("roofline", facts.what, bars.OF_LIMIT, "", is_lower_better=False)
-                found.add(key, OWN, facts.ratio, is_warm_up=False)
+            for figure, ratio in (
+                (bars.OF_LIMIT, facts.clocked_ratio), (bars.SEEN_OF_LIMIT, facts.ratio)
+            ):  # fmt: skip
+                if ratio is not None:
+                    key = FigureKey("roofline", facts.what, figure, "", is_lower_better=False)
+                    found.add(key, OWN, ratio, is_warm_up=False)
 
     def _measure_goodput(self, endpoints: tuple[Endpoint, ...]) -> None:
         """Seeks the rate with short loads, each server alone; measures at it with longer ones."""

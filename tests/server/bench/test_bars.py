@@ -98,8 +98,9 @@ def test_every_bar_is_about_a_case_that_there_is(setup: Setup, length: int) -> N
 
 
 def test_figures_of_the_limit_come_from_the_case_that_is_measured() -> None:
-    (bar,) = bars.chosen(["roofline-8"])
-    assert bars.cases_for([bar], Setup.SERVING) == ("concurrency: 8 streams",)
+    chosen = bars.chosen(["roofline-8"])
+    assert [bar.figure for bar in chosen] == [bars.OF_LIMIT, bars.SEEN_OF_LIMIT]
+    assert bars.cases_for(chosen, Setup.SERVING) == ("concurrency: 8 streams",)
     both = bars.chosen(["roofline-1", "decode-64"])
     assert bars.cases_for(both, Setup.LONG) == ("decode: context 64, 128 new",)
     goodput: list[Bar] = bars.chosen(["goodput"])

@@ -102,6 +102,7 @@ def decode_results() -> Results:
         (decode, "TPOT", "ms", 12.0, 64),
         (decode, "answer", "tokens", 128.0, 64),
         (decode, "step: execute", "ms", 11.0, 64),
+        (decode, "step: own work", "ms", 0.5, 64),
         (decode, "tokens a step", "tokens", 1.0, 64),
         (("prefill", "512 tokens"), "TTFT", "ms", 800.0, 512),
         (concurrent, "rate, all", "tokens/s", 400.0, 8),
@@ -129,6 +130,7 @@ def test_a_benchmark_becomes_facts_with_exact_costs() -> None:
         Facts(
             "decode, context 64, 128 new",
             0.012,
+            clocked_s=0.0115,
             own_s=0.001,
             weight_bytes=100e6,
             kv_bytes=128 * 10_000,
@@ -148,6 +150,14 @@ def test_a_benchmark_becomes_facts_with_exact_costs() -> None:
     assert arrivals.queue_s == pytest.approx(0.7)
     bounds = [explain(facts).bound for facts in (decode, prefill, concurrent, arrivals)]
     assert bounds == [Bound.BANDWIDTH, Bound.COMPUTE, Bound.BANDWIDTH, Bound.QUEUEING]
+
+
+def test_a_step_by_the_engines_clock_is_nearer_to_the_limit() -> None:
+    decode, prefill, *_ = facts_of(decode_results(), MACHINE)
+    assert decode.ratio == pytest.approx(0.010128 / 0.012)
+    assert decode.clocked_ratio == pytest.approx(0.010128 / 0.0115)
+    assert "0.84 of the limit (0.88 by the engine's own clock)" in explain(decode).numbers
+    assert prefill.clocked_ratio is None
 
 
 def test_without_the_models_files_or_the_machines_limits_it_says_so() -> None:
