@@ -24,6 +24,7 @@ from engine.attention import (
     values_by_token,
 )
 from engine.batch import Batch, Float32Array
+from engine.kernels import attention_kernel
 from engine.kernels.attention_kernel import MIN_PARALLEL_PAIRS, KernelAttention, num_pairs
 from engine.kv_cache import LayerPages, PagedKVCache
 from engine.kv_format import KV_FORMATS, PageFormat
@@ -210,6 +211,28 @@ def exact_attention(
             weights = np.exp(scores - scores.max())
             out[token, h] = weights @ v[head, :end] / weights.sum()
     return out.reshape(len(qkv), -1)
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_threads_share_the_spans_of_few_long_contexts(
+    kv_format: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_kernel, "MIN_PARALLEL_PAIRS", 1)
+    one, several = (Layer(kv_format, 3, 32, num_threads=number) for number in (1, num_threads))
+    tables = past_table(0, 1200), past_table(80, 700)
+    for layer in (one, several):
+        for table, length in zip(tables, (1199, 699), strict=True):
+            for start in range(0, length, 512):
+                size = min(512, length - start)
+                layer.attend(layer.qkv(size, start), span(size, table, start))
+    decodes = span(1, tables[0], 1199), span(1, tables[1], 699)
+    qkv = one.qkv(2)
+    expected = one.attend(qkv, *decodes)
+    for _ in range(3):
+        assert np.array_equal(several.attend(qkv, *decodes), expected)
+    reference = one.run(one.reference, qkv, make_batch(decodes, NUM_BLOCKS - 1))
+    assert np.allclose(expected, reference, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
