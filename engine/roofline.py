@@ -8,7 +8,6 @@ one and its operations over the other. Knows no models.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,27 +20,14 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from engine.kernels.panel_amx import UNPACKED_BYTES, WIDE_ROWS
 from engine.kernels.panel_matrix import (
     BLOCK_INPUTS,
-    PANEL_FORMS,
     PANEL_OUTPUTS,
     PanelForm,
     PanelKind,
+    PanelMatrix,
 )
-from engine.kernels.panel_product import (
-    ADDRESS,
-    BIAS,
-    FORM,
-    MATRIX_COLUMNS,
-    NONE,
-    NUM_BLOCKS,
-    Rows,
-    project,
-)
-from engine.kernels.panel_product import NUM_PANELS as NUM_PANELS_COLUMN
-from engine.kernels.panel_tiles import Tiles, compiled_tiles
-from engine.kernels.thread_team import Turns
+from engine.product_timing import Products, Work, together
 
 MIN_BUFFER_BYTES = 256 * 1024**2
 MAX_MEMORY_SHARE = 0.125
@@ -118,10 +104,6 @@ def last_cache_bytes(folder: Path) -> int:
     return max(sizes)
 
 
-Work = Callable[[], float]
-"""Does some of the work without holding the interpreter, and says how much it was."""
-
-
 def _best(num_threads: int, seconds: float, make_work: Callable[[], Work]) -> float:
     """The most per second of several short tries by all threads at once."""
     works = [make_work() for _ in range(num_threads)]
@@ -129,27 +111,8 @@ def _best(num_threads: int, seconds: float, make_work: Callable[[], Work]) -> fl
         work()
     best, end_s = 0.0, time.perf_counter() + seconds
     while best == 0.0 or time.perf_counter() < end_s:
-        best = max(best, _try_once(works))
+        best = max(best, together(works))
     return best
-
-
-def _try_once(works: list[Work]) -> float:
-    barrier = threading.Barrier(len(works))
-    spans: list[tuple[float, float, float]] = []
-
-    def run(work: Work) -> None:
-        barrier.wait()
-        begin_s = time.perf_counter()
-        amount = work()
-        spans.append((begin_s, time.perf_counter(), amount))
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    begins, ends, amounts = zip(*spans, strict=True)
-    return float(sum(amounts) / (max(ends) - min(begins)))
 
 
 def _read_work(num_bytes: int, num_streams: int) -> Callable[[], Work]:
@@ -168,15 +131,8 @@ def _read_work(num_bytes: int, num_streams: int) -> Callable[[], Work]:
 
 def _tile_work(form: PanelForm, num_rows: int) -> Callable[[], Work]:
     def make() -> Work:
-        operands = MatrixOperands(form, num_rows)
-        repeat = _repeater()
-        num_repeats = max(1, _ROWS_OF_A_TRY // num_rows)
-
-        def work() -> float:
-            repeat(*operands.arguments, num_repeats)
-            return float(operands.operations * num_repeats)
-
-        return work
+        products = Products([matrix_of_ones(form)], num_rows)
+        return lambda: products.run(max(1, _ROWS_OF_A_TRY // num_rows))
 
     return make
 
@@ -184,32 +140,14 @@ def _tile_work(form: PanelForm, num_rows: int) -> Callable[[], Work]:
 _ROWS_OF_A_TRY = 2_000
 
 
-class MatrixOperands:
-    """Weights and rows of ones; every output is `NUM_INPUTS` times the weight of a value of 1."""
-
-    def __init__(self, form: PanelForm, num_rows: int) -> None:
-        num_blocks = NUM_INPUTS // BLOCK_INPUTS
-        self.panels: NDArray[np.uint8] = np.zeros((NUM_PANELS, num_blocks, form.block_bytes), "u1")
-        self.panels[:, :, : form.values_bytes] = 0x11 if form.bits == 4 else 1
-        scales = np.ones(PANEL_OUTPUTS, np.float16).view(np.uint8)
-        end = form.values_bytes + len(scales)
-        self.panels[:, :, form.values_bytes : end] = scales
-        matrix = np.zeros(MATRIX_COLUMNS, np.int64)
-        matrix[[ADDRESS, FORM]] = self.panels.ctypes.data, PANEL_FORMS.index(form)
-        matrix[[NUM_PANELS_COLUMN, NUM_BLOCKS, BIAS]] = NUM_PANELS, num_blocks, NONE
-        with_spare = num_rows + WIDE_ROWS
-        rows = Rows(
-            np.ones((with_spare, NUM_INPUTS), np.int8),
-            np.ones((with_spare, num_blocks), np.float32),
-            np.full((with_spare, num_blocks), BLOCK_INPUTS, np.float32),
-        )
-        self.out = np.zeros((with_spare, NUM_PANELS * PANEL_OUTPUTS), np.float32)
-        self.operations = 2 * num_rows * NUM_PANELS * PANEL_OUTPUTS * NUM_INPUTS
-        unpacked = np.zeros(NUM_PANELS * num_blocks * UNPACKED_BYTES, np.uint8)
-        self.arguments: tuple[Any, ...] = (
-            compiled_tiles(), matrix, np.zeros(0, np.float32), rows, num_rows, self.out,
-            np.zeros(1, np.int64), unpacked,
-        )  # fmt: skip
+def matrix_of_ones(form: PanelForm) -> PanelMatrix:
+    """[16 * `NUM_PANELS`, `NUM_INPUTS`]."""
+    num_blocks = NUM_INPUTS // BLOCK_INPUTS
+    panels: NDArray[np.uint8] = np.zeros((NUM_PANELS, num_blocks, form.block_bytes), np.uint8)
+    panels[:, :, : form.values_bytes] = 0x11 if form.bits == 4 else 1
+    scales = np.ones(PANEL_OUTPUTS, np.float16).view(np.uint8)
+    panels[:, :, form.values_bytes : form.values_bytes + len(scales)] = scales
+    return PanelMatrix(form, NUM_PANELS * PANEL_OUTPUTS, panels)
 
 
 def _read_one(buffer: Any) -> Any:
@@ -227,21 +165,6 @@ def _read_four(buffer: Any) -> Any:
     return total
 
 
-def _repeat(
-    tiles: Tiles, matrix: Any, vectors: Any, rows: Rows, num_rows: int, out: Any, counter: Any,
-    unpacked: Any, repeats: int,
-) -> None:  # fmt: skip
-    for _ in range(repeats):
-        counter[0] = 0
-        turns = Turns(0, 1, counter.ctypes.data)
-        project(tiles, matrix, vectors, rows, num_rows, out, turns, unpacked)
-
-
 @cache
 def _reader(num_streams: int) -> Any:
     return numba.njit(nogil=True)(_read_one if num_streams == 1 else _read_four)
-
-
-@cache
-def _repeater() -> Any:
-    return numba.njit(nogil=True)(_repeat)

@@ -18,6 +18,7 @@ import platformdirs
 from engine.bundle import MANIFEST_FILE, Bundle, file_sha256, read_manifest
 from engine.errors import BundleError
 from engine.importers.source_files import files_digest, source_files
+from server.machine import available_memory_bytes, detect_threads
 from server.model_catalog import (
     RegisteredModel,
     check_name,
@@ -43,9 +44,13 @@ def _import_checkpoint(
     source: Path, destination: Path, name: str, on_progress: Callable[[int, int], None]
 ) -> Bundle:
     # Imported when it is needed: onnx and its parts would double a serving process's memory.
-    from engine.export.exporter import import_checkpoint
+    from engine.export.exporter import decoder_writer, import_checkpoint
+    from engine.export.measured_width import with_measured_width
 
-    return import_checkpoint(source, destination, name, on_progress)
+    write = with_measured_width(
+        decoder_writer("auto", None), detect_threads().value, available_memory_bytes()
+    )
+    return import_checkpoint(source, destination, name, on_progress, write)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ or of the rest of the bundle.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from engine.kernels.panel_matrix import (
     Blocks,
     PanelForm,
     PanelKind,
+    PanelMatrix,
     choose_form,
     pack_panels,
 )
@@ -87,13 +88,21 @@ class PanelsFile(AlignedFile):
         if blocks is None:
             self._is_complete = False
             return
-        offset = self.begin()
-        form = choose_form(blocks)
-        num_rows, num_cols = blocks.shape
-        for start in range(0, num_rows, _CHUNK_ROWS):
-            part = blocks.rows(start, start + _CHUNK_ROWS)
-            self.stream.write(pack_panels(part, form).data.data)
-        self._index[name] = StoredPanels(form.bits, form.kind.value, num_rows, num_cols, offset)
+        form, num_rows = choose_form(blocks), blocks.shape[0]
+        starts = range(0, num_rows, _CHUNK_ROWS)
+        parts = (pack_panels(blocks.rows(at, at + _CHUNK_ROWS), form) for at in starts)
+        self.append_panels(name, parts)
+
+    def append_panels(self, name: str, parts: Iterable[PanelMatrix]) -> None:
+        """Parts of one matrix, all but the last of whole panels. Raises OSError."""
+        offset, num_rows = self.begin(), 0
+        for part in parts:
+            self.stream.write(part.data.data)
+            num_rows += part.num_rows
+        form = part.form
+        self._index[name] = StoredPanels(
+            form.bits, form.kind.value, num_rows, part.num_cols, offset
+        )
 
     def layer_bits(self) -> set[int]:
         """Of the matrices of the layers."""
@@ -115,6 +124,13 @@ def read_panels_index(folder: Path) -> dict[str, StoredPanels]:
     if not isinstance(document, dict):
         raise TypeError("it is no object")
     return {str(name): StoredPanels(**entry) for name, entry in document.items()}
+
+
+def read_panels(folder: Path, stored: StoredPanels) -> PanelMatrix:
+    """Into memory. Raises OSError or ValueError."""
+    data = np.fromfile(folder / PANELS_FILE, np.uint8, stored.num_bytes, offset=stored.offset)
+    shape = stored.num_panels, stored.num_blocks, stored.form.block_bytes
+    return PanelMatrix(stored.form, stored.num_rows, data.reshape(shape))
 
 
 def panel_blocks(

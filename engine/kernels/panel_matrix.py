@@ -60,6 +60,7 @@ PANEL_FORMS = (
     PanelForm(4, PanelKind.MINIMUM),
     PanelForm(4, PanelKind.WIDE),
     PanelForm(8, PanelKind.ZERO),
+    PanelForm(8, PanelKind.MINIMUM),
     PanelForm(8, PanelKind.WIDE),
 )
 
@@ -137,13 +138,20 @@ def unpack_panels(matrix: PanelMatrix) -> Blocks:
     return Blocks(form.bits, values, scales, minima)
 
 
+def widen_panels(matrix: PanelMatrix) -> PanelMatrix:
+    """The same weights, a byte for each value of 4 bits: more to read and nothing to unpack."""
+    at = matrix.form.values_bytes
+    values, rest = matrix.data[:, :, :at], matrix.data[:, :, at:]
+    wide = np.concatenate([values & 15, values >> 4, rest], axis=2)
+    return PanelMatrix(PanelForm(8, matrix.form.kind), matrix.num_rows, wide)
+
+
 def _kind(blocks: Blocks) -> PanelKind:
     if not _fits_float16(blocks.scales):
         return PanelKind.WIDE
     if np.array_equal(-_zeros(blocks) * blocks.scales, blocks.minima):
         return PanelKind.ZERO
-    can_be_narrow = blocks.bits == 4 and _fits_float16(blocks.minima)
-    return PanelKind.MINIMUM if can_be_narrow else PanelKind.WIDE
+    return PanelKind.MINIMUM if _fits_float16(blocks.minima) else PanelKind.WIDE
 
 
 def _fits_float16(x: Float32Array) -> bool:

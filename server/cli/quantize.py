@@ -73,10 +73,11 @@ def _quantize(
 ) -> tuple[Bundle, QuantizeReport]:
     """Finds the file, reads the text, quantizes, and leaves the bundle."""
     from engine.export.exporter import import_checkpoint
+    from engine.export.measured_width import with_measured_width
     from engine.kernels import kernel_cache
     from engine.quantize.model import QuantizingWriter
     from server.cli.progress import progress_bars
-    from server.machine import detect_threads
+    from server.machine import available_memory_bytes, detect_threads
     from server.model_source import open_decoder, source_file
     from server.model_store import ModelStore
 
@@ -90,13 +91,14 @@ def _quantize(
         token_ids = calibration_windows(checkpoint, text)
         kernel_cache.use_kernel_cache(kernel_cache.default_folder())
         work = folder.parent / f".quantizing-{folder.name}"
-        writer = QuantizingWriter(settings, token_ids, work, threads or detect_threads().value)
+        num_threads = threads or detect_threads().value
+        writer = QuantizingWriter(settings, token_ids, work, num_threads)
         bundle = import_checkpoint(
             file,
             folder,
             folder.name,
             lambda done, total: progress("quantize", done, total),
-            writer,
+            with_measured_width(writer, num_threads, available_memory_bytes()),
         )
     return bundle, writer.finish()
 

@@ -139,10 +139,12 @@ def describe_encoder(config: EncoderConfig) -> list[tuple[str, str]]:
 
 
 def describe_decoder(bundle: Bundle) -> list[tuple[str, str]]:
+    from engine.panel_width import read_choice
     from server.bench.kv_use import kv_bytes_per_token
 
-    config = bundle.config
+    config, width = bundle.config, read_choice(bundle.path)
     return [
+        *([] if width is None else [("bits in memory", f"{width.bits}: {width.reason}")]),
         ("BOS token", describe_bos(config)),
         ("end tokens", ", ".join(map(str, config.eos_token_ids)) or "none"),
         ("chat template", "none" if bundle.chat_template is None else "yes"),

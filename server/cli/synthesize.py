@@ -27,16 +27,18 @@ def synthesize(
 ) -> None:
     """Write a random model of the true shapes of a large one. Its text is noise."""
     from engine.export.exporter import decoder_writer, write_bundle
+    from engine.export.measured_width import with_measured_width
     from engine.manifest import BundleSource
     from server.cli.progress import progress_bars
     from server.cli.quantize import destination
+    from server.machine import available_memory_bytes, detect_threads
     from server.model_store import ModelStore
 
     checkpoint = synthetic(like, quant, layers)
     folder = destination(out or f"{like}-{quant}-synthetic", ModelStore().models_dir)
     if folder.exists() and not force:
         raise CliError(f"{folder} is there; choose another name, or replace it with --force")
-    console = Console(stderr=True)
+    console, write = Console(stderr=True), decoder_writer("auto", checkpoint.pack)
     with progress_bars(console) as progress:
         bundle = write_bundle(
             checkpoint,
@@ -44,7 +46,7 @@ def synthesize(
             folder,
             folder.name,
             lambda done, total: progress("synthesize", done, total),
-            decoder_writer("auto", checkpoint.pack),
+            with_measured_width(write, detect_threads().value, available_memory_bytes()),
         )
     size = (
         f"{bundle.summary.num_parameters / 1e9:.2f} B parameters, {bundle.num_bytes / 1e9:,.2f} GB"

@@ -15,6 +15,7 @@ from engine.kernels.panel_matrix import (
     choose_form,
     pack_panels,
     unpack_panels,
+    widen_panels,
 )
 
 
@@ -53,8 +54,15 @@ def test_packing_loses_nothing(form: PanelForm, num_rows: int) -> None:
     assert equal(unpack_panels(packed), blocks)
 
 
-def test_eight_bits_with_a_minimum_are_wide() -> None:
-    assert choose_form(random_blocks(PanelKind.MINIMUM, 8)).kind is PanelKind.WIDE
+@pytest.mark.parametrize("kind", PanelKind)
+@pytest.mark.parametrize("num_rows", [1, 16, 40])
+def test_wider_panels_hold_the_same_weights(kind: PanelKind, num_rows: int) -> None:
+    blocks = random_blocks(kind, 4, num_rows)
+    wide = widen_panels(pack_panels(blocks, choose_form(blocks)))
+    assert wide.form == PanelForm(8, kind)
+    in_bytes = Blocks(8, blocks.values, blocks.scales, blocks.minima)
+    assert equal(unpack_panels(wide), in_bytes)
+    assert np.array_equal(wide.data, pack_panels(in_bytes, wide.form).data)
 
 
 def test_a_block_of_zeros_has_a_zero_point() -> None:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from engine.errors import BundleError, ImportFailed
+from engine.export import measured_width
 from engine.version import own_version
 from server.bench.kv_use import kv_bytes_per_token
 from server.cli.errors import CliError, Failure, translate
@@ -91,6 +92,19 @@ def test_show_has_the_numbers_of_the_model(capsys: Capture, source: str) -> None
     assert shown["end tokens"] == "2, 0"
     assert shown["BOS token"] == "1, not added to prompts"
     assert shown["KV cache, int8"] == f"{2 * 2 * (32 + 4)} bytes per token"
+
+
+def test_show_says_why_weights_take_so_many_bits(
+    capsys: Capture, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured_width, "MIN_WEIGHTS", 1)
+    run(["pull", source])
+    capsys.readouterr()
+    assert run(["show", "tiny"]) == 0
+    found = re.search(
+        r"^bits in memory +([48]): the matrix products", capsys.readouterr().out, re.M
+    )
+    assert found is not None
 
 
 def test_kv_bytes_count_scales_of_heads_and_groups() -> None:
