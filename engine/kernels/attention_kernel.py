@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +25,7 @@ from engine.batch import Batch, Float32Array
 from engine.kernels import attention_simd, simd
 from engine.kernels.attention_simd import weight_floats
 from engine.kernels.attention_tiles import MAX_TILE_ROWS, open_tiles, run_tile
+from engine.kernels.compiled import compiled
 from engine.kernels.page_write_kernel import write_tokens
 from engine.kernels.rounding_simd import query_bytes
 from engine.kernels.thread_team import COUNTER_BYTES, Turns, fetch_add, next_item, num_chunks
@@ -42,7 +42,6 @@ MAX_SHARED_SPANS = 2048
 _CACHE_LINE = 64
 # A fan-out costs about 0.1 ms, and a pair about 30 ns: below this, one thread is faster.
 MIN_PARALLEL_PAIRS = 12_000
-_compiled: Any = numba.njit(nogil=True, error_model="numpy")
 _WRITE, _ATTEND = (True, False), (False, True)  # every page is written before any is read
 
 
@@ -94,17 +93,18 @@ class Next(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """`own` [threads, MAX_TILE_ROWS, floats]: weights, then a partial result, then a merged one.
-    `places` [spans, MAX_TILE_ROWS, padded head size + 2]: partial results of spans that several
-    threads share; `done` [units, a cache line] int64: how many of a unit's spans are there, 0
-    between layers."""
+    """`weights` [threads, MAX_TILE_ROWS, floats]; `sums` [threads, 2, MAX_TILE_ROWS, padded head
+    size + 2]: a merged result and a partial one; `places` [spans, MAX_TILE_ROWS, the same]: partial
+    results of spans that several threads share; `done` [units, a cache line] int64: how many of a
+    unit's spans are there, 0 between layers."""
 
-    own: Any
+    weights: Any
+    sums: Any
     places: Any
     done: Any
 
 
-@_compiled
+@compiled
 def _tile(work: Work, s: int, start: int) -> Tile:
     num_query_rows = (work.query_starts[s + 1] - work.query_starts[s]) * work.group
     tiles, count = work.tiles, min(MAX_TILE_ROWS, num_query_rows - start)
@@ -120,26 +120,26 @@ def _tile(work: Work, s: int, start: int) -> Tile:
     return Tile(code, code_rows, s, start, count, first_limit, begin, end, num_spans)
 
 
-@_compiled
+@compiled
 def _num_query_rows(work: Work, s: int) -> int:
     return (work.query_starts[s + 1] - work.query_starts[s]) * work.group
 
 
-@_compiled
+@compiled
 def _bounds(tile: Tile, span: int) -> tuple[int, int]:
     """The first key of a span, at a multiple of TILE_KEYS, and the end of it."""
     start = (tile.begin // SPAN_KEYS + span) * SPAN_KEYS
     return max(tile.begin // TILE_KEYS * TILE_KEYS, start), min(tile.end, start + SPAN_KEYS)
 
 
-@_compiled
+@compiled
 def _next(work: Work, tile: Tile, span: int, heads: int) -> Next:
     start, end = _bounds(tile, span)
     table = work.tables[tile.s, start // BLOCK_SIZE :].ctypes.data
     return Next(table, num_chunks(end - start, BLOCK_SIZE), heads)
 
 
-@_compiled
+@compiled
 def _attend_span(
     work: Work, tile: Tile, head: int, span: int, following: Next, weights: Any, out: Any
 ) -> None:
@@ -168,7 +168,7 @@ def _attend_span(
         )  # fmt: skip
 
 
-@_compiled
+@compiled
 def _clear(out: Any, num_rows: int) -> None:
     """As if no key had been seen."""
     for r in range(num_rows):
@@ -177,13 +177,13 @@ def _clear(out: Any, num_rows: int) -> None:
         out[r, out.shape[1] - 2] = -np.inf
 
 
-@_compiled
+@compiled
 def _power(work: Work, x: Any) -> Any:
     """Of what the largest scores are exponents of."""
     return attention_simd.exp2(x) if work.is_quantized else simd.exp(x)
 
 
-@_compiled
+@compiled
 def _merge(work: Work, tile: Tile, later: Any, out: Any) -> None:
     """Adds what `_attend_span` made of later keys to what it made of the ones before them.
 
@@ -201,14 +201,18 @@ def _merge(work: Work, tile: Tile, later: Any, out: Any) -> None:
         out[r, padded_size], out[r, total] = largest, out[r, total] * kept + later[r, total] * added
 
 
-@_compiled
+@compiled
 def _finish(work: Work, tile: Tile, head: int, merged: Any) -> None:
-    total = merged.shape[1] - 1
+    size, total = work.head_size, merged.shape[1] - 1
+    token, i = work.query_starts[tile.s] + tile.start // work.group, tile.start % work.group
     for r in range(tile.num_rows):
-        token = work.query_starts[tile.s] + (tile.start + r) // work.group
-        column = (head * work.group + (tile.start + r) % work.group) * work.head_size
-        for d in range(work.head_size):
-            work.out[token, column + d] = merged[r, d] / merged[r, total]
+        out = work.out[token, (head * work.group + i) * size :]
+        weight = merged[r, total]
+        for d in range(size):
+            out[d] = merged[r, d] / weight
+        i += 1
+        if i == work.group:
+            token, i = token + 1, 0
 
 
 class Unit(NamedTuple):
@@ -216,12 +220,12 @@ class Unit(NamedTuple):
     head: int
 
 
-@_compiled
+@compiled
 def _num_tiles(work: Work, s: int) -> int:
     return num_chunks(_num_query_rows(work, s), MAX_TILE_ROWS)
 
 
-@_compiled
+@compiled
 def _num_units(work: Work) -> int:
     count = 0
     for s in range(work.context_lens.shape[0]):
@@ -229,7 +233,7 @@ def _num_units(work: Work) -> int:
     return count * work.queries.shape[0]
 
 
-@_compiled
+@compiled
 def _unit(work: Work, number: int) -> Unit:
     """A head's units follow each other, so that its keys are still near."""
     s, num_heads = 0, work.queries.shape[0]
@@ -240,9 +244,9 @@ def _unit(work: Work, number: int) -> Unit:
     return Unit(_tile(work, s, number % num_tiles * MAX_TILE_ROWS), number // num_tiles)
 
 
-@_compiled
+@compiled
 def _attend_units(
-    work: Work, turns: Turns, weights: Any, partial: Any, merged: Any
+    work: Work, turns: Turns, weights: Any, merged: Any, partial: Any
 ) -> tuple[int, int]:
     """The units that this thread comes to take, all spans of each: so many of how many."""
     num_units, num_done = _num_units(work), 0
@@ -251,14 +255,16 @@ def _attend_units(
         unit = _unit(work, item.number)
         tile, head = unit.tile, unit.head
         after = _unit(work, min(item.number + 1, num_units - 1))
-        _clear(merged, tile.num_rows)
         for span in range(tile.num_spans):
             if span + 1 < tile.num_spans:
                 following = _next(work, tile, span + 1, 0)
             else:
                 following = _next(work, after.tile, 0, after.head - head)
-            _attend_span(work, tile, head, span, following, weights, partial)
-            _merge(work, tile, partial, merged)
+            if span == 0:
+                _attend_span(work, tile, head, span, following, weights, merged)
+            else:
+                _attend_span(work, tile, head, span, following, weights, partial)
+                _merge(work, tile, partial, merged)
         _finish(work, tile, head, merged)
         num_done += 1
         item = next_item(turns, item.stretch, num_units)
@@ -275,7 +281,7 @@ class SpanItem(NamedTuple):
     place: int
 
 
-@_compiled
+@compiled
 def _span_item(work: Work, number: int) -> SpanItem:
     """All heads' same spans follow each other, as they do in memory."""
     num_heads, s, start, unit, place = work.queries.shape[0], 0, 0, 0, 0
@@ -290,7 +296,7 @@ def _span_item(work: Work, number: int) -> SpanItem:
     return SpanItem(tile, head, span, unit + head, place + head)
 
 
-@_compiled
+@compiled
 def _attend_spans(
     work: Work, num_spans: int, turns: Turns, weights: Any, scratch: Scratch, merged: Any
 ) -> tuple[int, int]:
@@ -317,7 +323,7 @@ def _attend_spans(
     return num_done, num_spans
 
 
-@_compiled
+@compiled
 def _num_shared_spans(work: Work, num_threads: int, scratch: Scratch) -> int:
     """Of all units, if there are so few of these that threads share their spans, and places for
     them; else 0."""
@@ -333,7 +339,7 @@ def _num_shared_spans(work: Work, num_threads: int, scratch: Scratch) -> int:
     return num_spans if is_shared else 0
 
 
-@_compiled
+@compiled
 def make_work(
     tiles: Any, key_level: int, head_size: int, window: int, softcap: Any,
     queries: Any, query_starts: Any, context_lens: Any, tables: Any, keys: Any, values: Any,
@@ -348,19 +354,17 @@ def make_work(
     )  # fmt: skip
 
 
-@_compiled
+@compiled
 def attend_part(turns: Turns, work: Work, scratch: Scratch) -> tuple[int, int]:
     """What this thread comes to take of a layer's attention: of how many items, and how many."""
-    weights, width = scratch.own[turns.part], scratch.places.shape[2]
-    end = weights.shape[1] - 2 * width
-    partial, merged = weights[:, end : end + width], weights[:, end + width :]
+    weights, sums = scratch.weights[turns.part], scratch.sums[turns.part]
     num_spans = _num_shared_spans(work, turns.num_threads, scratch)
     if num_spans > 0:
-        return _attend_spans(work, num_spans, turns, weights, scratch, merged)
-    return _attend_units(work, turns, weights, partial, merged)
+        return _attend_spans(work, num_spans, turns, weights, scratch, sums[0])
+    return _attend_units(work, turns, weights, sums[0], sums[1])
 
 
-@_compiled
+@compiled
 def run_part(
     part: int, num_parts: int, writes: bool, attends: bool, tiles: Any,
     key_level: int, value_level: int, head_size: int, positions: Any, slots: Any, query_starts: Any,
@@ -466,10 +470,11 @@ def make_scratch(
     kv_format: KVFormat, padded_size: int, num_threads: int, most_units: int, most_spans: int
 ) -> Scratch:
     width = padded_size + 2
-    floats = 2 * width + weight_floats(kv_format.values.num_groups(padded_size))
+    floats = weight_floats(kv_format.values.num_groups(padded_size))
     floats += -floats % (_CACHE_LINE // 4)
     return Scratch(
-        own=np.zeros((num_threads, MAX_TILE_ROWS, floats), np.float32),
+        weights=np.zeros((num_threads, MAX_TILE_ROWS, floats), np.float32),
+        sums=np.zeros((num_threads, 2, MAX_TILE_ROWS, width), np.float32),
         places=np.zeros((most_spans, MAX_TILE_ROWS, width), np.float32),
         done=np.zeros((most_units, _CACHE_LINE // 8), np.int64),
     )

@@ -26,6 +26,7 @@ from engine.kernels.attention_simd import (
     load_index,
     store_float,
 )
+from engine.kernels.compiled import compiled
 from engine.kernels.simd import LANES, Emitter, intrinsic, result_of
 from engine.kv_format import KVFormat
 from engine.vector_sizes import INT4_GROUP_SIZE
@@ -36,7 +37,6 @@ _LOG2_E = np.float32(1.4426950408889634)
 _NUM_INTEGERS = 23
 _SIGNATURE = types.void(*[types.int64] * _NUM_INTEGERS, types.float32)
 _VECTOR_BYTES = 4 * LANES
-_compiled: Any = numba.njit(nogil=True, error_model="numpy")
 
 
 class AttentionTiles(NamedTuple):
@@ -201,7 +201,7 @@ def _integer_tile(
     return tile
 
 
-@_compiled
+@compiled
 def _later(
     at: int, table: int, num_left: int, next_table: int, num_next: int, next_heads: int
 ) -> tuple[int, int]:
@@ -211,12 +211,12 @@ def _later(
     return load_index(next_table + 4 * min(at - num_left, num_next - 1)), next_heads
 
 
-@_compiled
+@compiled
 def _num_groups(form: Any, size: int) -> int:
     return size // INT4_GROUP_SIZE if len(form) == 4 else 1
 
 
-@_compiled
+@compiled
 def _mask(row: int, first: int, end: int, limit: int, window: int) -> None:
     """-inf for scores `first` to `end` of keys from `limit` on, and more than `window` before."""
     if window > 0:
@@ -226,20 +226,20 @@ def _mask(row: int, first: int, end: int, limit: int, window: int) -> None:
         store_float(row + 4 * k, np.float32(-np.inf))
 
 
-@_compiled
+@compiled
 def _shift(largest: Any) -> Any:
     """While a row has seen no key yet its largest score is -inf, and -inf - -inf is NaN."""
     return largest if largest > -np.inf else np.float32(0)
 
 
-@_compiled
+@compiled
 def _keep(state: int, largest: Any, decay: Any, total: Any) -> None:
     """A row's largest score, and the sum of its weights."""
     store_float(state, largest)
     store_float(state + 4, load_float(state + 4) * decay + total)
 
 
-@_compiled
+@compiled
 def _cap(row: int, first: int, end: int, scale: Any, softcap: Any) -> Any:
     """What the scores are still to be multiplied by, as powers of 2."""
     if not softcap > 0:
@@ -250,7 +250,7 @@ def _cap(row: int, first: int, end: int, scale: Any, softcap: Any) -> Any:
     return _LOG2_E
 
 
-@_compiled
+@compiled
 def _shift_row(row: int, first: int, end: int, scale: Any, state: int) -> None:
     """What makes weights of scores, relative to the largest one so far."""
     before = load_float(state)

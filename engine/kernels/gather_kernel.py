@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from engine.kernels.compiled import compiled
 from engine.kv_format import BLOCK_SIZE
 from engine.vector_sizes import INT4_GROUP_SIZE
 
 _HALF = INT4_GROUP_SIZE // 2
-_compiled: Any = numba.njit(nogil=True)
 
 
-@_compiled
+@compiled
 def _place(d: Any, bits: Any) -> Any:
     """Which stored element holds element d of a head's vector."""
     if bits != 4:
@@ -25,7 +24,7 @@ def _place(d: Any, bits: Any) -> Any:
     return d // INT4_GROUP_SIZE * _HALF + d % _HALF
 
 
-@_compiled
+@compiled
 def _level(stored: Any, d: Any, bits: Any, bias: Any) -> Any:
     """Element d, before its scale, from the stored element that holds it."""
     if bits != 4:
@@ -35,7 +34,7 @@ def _level(stored: Any, d: Any, bits: Any, bias: Any) -> Any:
     return np.float32(((nibble + 8 - bias) & 15) - 8)
 
 
-@_compiled
+@compiled
 def _is_bad(key_scales: Any, value_scales: Any, offset: Any) -> Any:
     total = np.float32(0)
     for g in range(key_scales.shape[0]):
@@ -45,7 +44,7 @@ def _is_bad(key_scales: Any, value_scales: Any, offset: Any) -> Any:
     return not np.isfinite(total)
 
 
-@_compiled
+@compiled
 def _gather_block(
     count: Any, key_form: Any, value_form: Any, keys: Any, values: Any, key_scales: Any,
     value_scales: Any, out_keys: Any, out_values: Any,
@@ -74,7 +73,7 @@ def _gather_block(
     return is_bad
 
 
-@_compiled
+@compiled
 def gather_window(
     tables: Any, num_past: Any, key_form: Any, value_form: Any, keys: Any, values: Any,
     key_scales: Any, value_scales: Any, out_keys: Any, out_values: Any, is_lost: Any,

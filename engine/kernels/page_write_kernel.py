@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from engine.kernels.compiled import compiled
 from engine.kernels.rounding_simd import largest_magnitude, round_query
 from engine.kv_format import BLOCK_SIZE, MAX_MAGNITUDE, MIN_SCALE
 
-_compiled: Any = numba.njit(nogil=True, error_model="numpy")
 
-
-@_compiled
+@compiled
 def _rotate(x: Any, cos: Any, sin: Any, scale: Any, out: Any) -> None:
     half = cos.shape[0]
     for i in range(half):
@@ -28,14 +26,14 @@ def _rotate(x: Any, cos: Any, sin: Any, scale: Any, out: Any) -> None:
         out[i] = x[i] * scale
 
 
-@_compiled
+@compiled
 def _copy(source: Any, out: Any) -> None:
     """A loop: an assignment to a slice compiles in words for shapes that do not match."""
     for i in range(source.shape[0]):
         out[i] = source[i]
 
 
-@_compiled
+@compiled
 def _clear_bad(x: Any) -> Any:
     """Zeros in place of what is not finite; the largest magnitude of the rest."""
     largest = np.float32(0)
@@ -46,7 +44,7 @@ def _clear_bad(x: Any) -> Any:
     return largest
 
 
-@_compiled
+@compiled
 def _quantize(x: Any, max_level: Any, bias: Any, stored: Any, scales: Any) -> bool:
     """One head's vector as its page stores it, floats if `max_level` is 0; False if not finite."""
     finite = True
@@ -76,16 +74,15 @@ def _quantize(x: Any, max_level: Any, bias: Any, stored: Any, scales: Any) -> bo
     return finite
 
 
-@_compiled
+@compiled
 def _place_key(stored: Any, keys: Any, token: int) -> None:
-    """To one block and head: `keys` as in `PageFormat.key_shape`."""
-    lane = keys.shape[2]
+    """To one block and head: `keys` as in `PageFormat.key_shape`, whose lanes have four bytes."""
+    lanes, places = stored.view(np.uint32), keys.view(np.uint32)
     for i in range(keys.shape[0]):
-        for j in range(lane):
-            keys[i, token, j] = stored[i * lane + j]
+        places[i, token, 0] = lanes[i]
 
 
-@_compiled
+@compiled
 def _place_value(stored: Any, values: Any, token: int) -> None:
     """To one block and head: `values` as in `PageFormat.value_shape`."""
     size, lane = values.shape[2], values.shape[3]
@@ -103,7 +100,7 @@ class Row(NamedTuple):
     value: Any
 
 
-@_compiled
+@compiled
 def _write(
     t: Any, qkv: Any, head_size: Any, position: Any, slot: Any, cos: Any, sin: Any, scale: Any,
     key_level: Any, value_level: Any, queries: Any, keys: Any, values: Any, key_scales: Any,
@@ -112,18 +109,19 @@ def _write(
     """Rotates token t's queries and keys, and writes its keys and values to their slot."""
     num_kv_heads, _, group, _ = queries.shape
     heads, x, key_bias = qkv[t].reshape(-1, head_size), row.floats, key_level + 1
-    x[head_size:] = 0
-    for h in range(num_kv_heads * group):
-        _rotate(heads[h], cos[position], sin[position], scale, x)
-        query = queries[h // group, t, h % group]
-        if key_level == 0:
-            _copy(x, query[: 4 * x.shape[0]].view(np.float32))
-        else:
-            round_query(x.ctypes.data, x.shape[0], key_scales.shape[2], key_bias, query.ctypes.data)
+    cosines, sines, num_groups = cos[position], sin[position], key_scales.shape[2]
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     one = np.float32(1)
+    x[head_size:] = 0
     for h in range(num_kv_heads):
-        _rotate(heads[num_kv_heads * group + h], cos[position], sin[position], one, x)
+        for i in range(group):
+            _rotate(heads[h * group + i], cosines, sines, scale, x)
+            query = queries[h, t, i]
+            if key_level == 0:
+                _copy(x, query[: 4 * x.shape[0]].view(np.float32))
+            else:
+                round_query(x.ctypes.data, x.shape[0], num_groups, key_bias, query.ctypes.data)
+        _rotate(heads[num_kv_heads * group + h], cosines, sines, one, x)
         finite = _quantize(x, key_level, key_bias, row.key, key_scales[block, h, :, offset])
         _place_key(row.key, keys[block, h], offset)
         _copy(heads[num_kv_heads * (group + 1) + h], x)
@@ -133,7 +131,7 @@ def _write(
             key_scales[block, h, :, offset] = np.nan
 
 
-@_compiled
+@compiled
 def write_tokens(
     first: int, last: int, thread: int, key_level: int, value_level: int, head_size: int,
     positions: Any, slots: Any, queries: Any, scratch: Any, cos: Any, sin: Any, scale: Any,
@@ -143,7 +141,7 @@ def write_tokens(
 
     `scratch`: see `attention_kernel.Scratch`; `scale`: float32.
     """
-    own, padded_size = scratch.own[thread], scratch.places.shape[2] - 2
+    own, padded_size = scratch.weights[thread], scratch.places.shape[2] - 2
     key_size, value_size = keys.shape[2] * keys.shape[4], values.shape[2] * values.shape[4]
     row = Row(
         own[0, :padded_size], own[1].view(keys.dtype)[:key_size],

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
-
 from engine.kernels import panel_simd
+from engine.kernels.compiled import compiled
 from engine.kernels.panel_amx import UNPACKED_BYTES, WIDE_ROWS, configure, release
 from engine.kernels.panel_matrix import BLOCK_INPUTS, PANEL_FORMS
 from engine.kernels.panel_matrix import PANEL_OUTPUTS as OUTPUTS
@@ -25,8 +24,6 @@ from engine.kernels.panel_tiles import (
     wide_tile_rows,
 )
 from engine.kernels.thread_team import Turns, next_item, num_chunks
-
-_compiled: Any = numba.njit(nogil=True, error_model="numpy")
 
 # Columns of a matrix, a row of int64.
 ADDRESS, FORM, NUM_PANELS, NUM_BLOCKS, BIAS, MATRIX_COLUMNS = range(6)
@@ -52,7 +49,7 @@ class Rows(NamedTuple):
     sums: Any
 
 
-@_compiled
+@compiled
 def prepare(
     tiles: Tiles, matrix: Any, first: int, last: int, num_rows: int, scratch: Any, at: int
 ) -> int:
@@ -71,14 +68,14 @@ def prepare(
     return int(place)
 
 
-@_compiled
+@compiled
 def finish(num_rows: int) -> None:
     """The calling thread has multiplied all that it prepared."""
     if is_wide(num_rows):
         release()
 
 
-@_compiled
+@compiled
 def multiply(
     tiles: Tiles, matrix: Any, first: int, last: int, unpacked: int, x: Rows, row: int,
     num_rows: int, out: Any, out_row: int, column: int,
@@ -118,24 +115,24 @@ def multiply(
     return min(count, num_rows)
 
 
-@_compiled
+@compiled
 def _chunk_panels(num_rows: int) -> int:
     return WIDE_CHUNK_PANELS if is_wide(num_rows) else CHUNK_PANELS
 
 
-@_compiled
+@compiled
 def product_chunks(matrix: Any, num_rows: int) -> int:
     """The items of `project`."""
     return num_chunks(matrix[NUM_PANELS], _chunk_panels(num_rows))
 
 
-@_compiled
+@compiled
 def gated_chunks(matrix: Any) -> int:
     """The items of `project_gated`."""
     return num_chunks(matrix[NUM_PANELS] // 2, CHUNK_PANELS)
 
 
-@_compiled
+@compiled
 def project(
     tiles: Tiles, matrix: Any, vectors: Any, x: Rows, num_rows: int, out: Any, turns: Turns,
     scratch: Any,
@@ -164,7 +161,7 @@ def project(
     return num_done
 
 
-@_compiled
+@compiled
 def _gate(gates: Any, ups: Any, activation: int) -> None:
     """gates = activation(gates) * ups."""
     for start in range(0, gates.shape[0], OUTPUTS):
@@ -175,7 +172,7 @@ def _gate(gates: Any, ups: Any, activation: int) -> None:
             panel_simd.gate_gelu_tanh(gate, up, gate)
 
 
-@_compiled
+@compiled
 def project_gated(
     tiles: Tiles, matrix: Any, vectors: Any, activation: int, x: Rows, num_rows: int, tile: Any,
     out: Rows, turns: Turns, scratch: Any,
@@ -215,7 +212,7 @@ def project_gated(
     return num_done
 
 
-@_compiled
+@compiled
 def _quantize_block(x: Any, start: int, out: Rows, row: int, block: int, num_rows: int) -> None:
     num_blocks = out.scales.shape[1]
     if is_wide(num_rows):
@@ -228,7 +225,7 @@ def _quantize_block(x: Any, start: int, out: Rows, row: int, block: int, num_row
     )  # fmt: skip
 
 
-@_compiled
+@compiled
 def quantize(x: Any, out: Rows, row: int, num_rows: int) -> None:
     """To row `row` of `num_rows`, which are multiplied together."""
     for block in range(x.shape[0] // BLOCK_INPUTS):

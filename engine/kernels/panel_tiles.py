@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba import types
 
 from engine.kernels import panel_amx, panel_simd
+from engine.kernels.compiled import compiled
 from engine.kernels.panel_amx import HALF_WIDE_ROWS, WIDE_ROWS
 from engine.kernels.panel_matrix import PANEL_FORMS
 from engine.kernels.simd import Emitter, intrinsic, result_of
@@ -38,7 +39,6 @@ _SHAPES = tuple(dict.fromkeys([*((rows, 1) for rows in _PANELS_OF), *_PANELS_OF.
 STREAMS = (1, max(_PANELS_OF.values()))
 _PANELS_OF_ONE, _PANELS_OF_TWO, _PANELS_OF_FOUR, _PANELS_OF_EIGHT = _PANELS_OF.values()
 _NARROW_ARGUMENTS, _WIDE_ARGUMENTS, _UNPACK_ARGUMENTS = 12, 9, 5
-_compiled: Any = numba.njit(nogil=True)
 
 
 class Tiles(NamedTuple):
@@ -53,7 +53,7 @@ class Tiles(NamedTuple):
     streams: int = STREAMS[-1]
 
 
-@_compiled
+@compiled
 def tile_rows(num_rows: int) -> int:
     """How many rows the next tile has when so many are left; it may reach past the last one."""
     if num_rows > 5:
@@ -63,19 +63,19 @@ def tile_rows(num_rows: int) -> int:
     return num_rows
 
 
-@_compiled
+@compiled
 def is_wide(num_rows: int) -> bool:
     """Whether a product with so many rows is the matrix unit's, and rows lie in tiles for it."""
     return HAS_MATRIX_UNIT and num_rows >= MIN_WIDE_ROWS
 
 
-@_compiled
+@compiled
 def wide_tile_rows(num_rows: int) -> int:
     """The same for the matrix unit."""
     return WIDE_ROWS if num_rows > HALF_WIDE_ROWS else HALF_WIDE_ROWS
 
 
-@_compiled
+@compiled
 def tile_panels(tiles: Tiles, num_rows: int) -> int:
     """How many panels a tile of so many rows has."""
     if tiles.streams == 1:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-_compiled: Any = numba.njit(nogil=True)
+from engine.kernels.compiled import compiled
 
 
-@_compiled
+@compiled
 def copy_rows(source: Any, rows: Any, out: Any) -> None:
     """out[r] = source[rows[r]]; all two-dimensional."""
     for r in range(rows.shape[0]):
@@ -22,7 +21,7 @@ def copy_rows(source: Any, rows: Any, out: Any) -> None:
             out[r, i] = source[rows[r], i]
 
 
-@_compiled
+@compiled
 def unpack_rows(data: Any, scales: Any, zero_points: Any, bits: Any, rows: Any, out: Any) -> None:
     """out[r] = row rows[r] of a packed matrix (`export.packing.PackedMatrix`), float32.
 
@@ -53,7 +52,7 @@ def unpack_rows(data: Any, scales: Any, zero_points: Any, bits: Any, rows: Any, 
                     out[r, start + size - 1] = (last - zero) * scale
 
 
-@_compiled
+@compiled
 def first_row_beyond(x: Any, limit_bits: Any) -> Any:
     """The first row of float32 `x` [R, N] with a magnitude above the limit or a NaN, or -1.
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
 from engine.kernels import panel_simd
 from engine.kernels.attention_kernel import attend_part, make_work
+from engine.kernels.compiled import compiled
 from engine.kernels.page_write_kernel import write_tokens
 from engine.kernels.panel_matrix import PANEL_OUTPUTS as OUTPUTS
 from engine.kernels.panel_product import (
@@ -38,8 +38,6 @@ from engine.kernels.thread_team import (
     ticks,
     wait_for,
 )
-
-_compiled: Any = numba.njit(nogil=True, error_model="numpy")
 
 # Columns of `Model.layers`.
 (ATTN_NORM, QKV, Q_NORM, K_NORM, OUTPUT, POST_ATTN_NORM, MLP_NORM, GATE_UP, DOWN, POST_MLP_NORM,
@@ -153,7 +151,7 @@ class Pages(NamedTuple):
     value_scales: Any
 
 
-@_compiled
+@compiled
 def _norm(x: Any, weight: Any, epsilon: Any, out: Any) -> None:
     """RMS norm (Zhang and Sennrich 2019)."""
     size = x.shape[0]
@@ -166,7 +164,7 @@ def _norm(x: Any, weight: Any, epsilon: Any, out: Any) -> None:
         out[i] = x[i] * factor * weight[i]
 
 
-@_compiled
+@compiled
 def _norm_parts(x: Any, weight: Any, epsilon: Any) -> None:
     """The norm of every stretch of the weight's size."""
     for start in range(0, x.shape[0], weight.shape[0]):
@@ -174,7 +172,7 @@ def _norm_parts(x: Any, weight: Any, epsilon: Any) -> None:
         _norm(part, weight, epsilon, part)
 
 
-@_compiled
+@compiled
 def _add_branch(hidden: Any, branch: Any, vectors: Any, norm: int, numbers: Numbers) -> None:
     """hidden += scale * norm(branch)."""
     size = hidden.shape[0]
@@ -187,7 +185,7 @@ def _add_branch(hidden: Any, branch: Any, vectors: Any, norm: int, numbers: Numb
         hidden[i] += branch[i]
 
 
-@_compiled
+@compiled
 def _enter(
     hidden: Any,
     vectors: Any,
@@ -206,7 +204,7 @@ def _enter(
         quantize(scratch, out, row, num_rows)
 
 
-@_compiled
+@compiled
 def _norm_queries_and_keys(qkv: Any, layer: Any, vectors: Any, numbers: Numbers) -> None:
     q, k = layer[Q_NORM], layer[K_NORM]
     q_weight, k_weight = vectors[q : q + numbers.q_norm_size], vectors[k : k + numbers.k_norm_size]
@@ -231,14 +229,14 @@ class Moment(NamedTuple):
     num_items: int
 
 
-@_compiled
+@compiled
 def _turns(thread: Thread, moment: Moment) -> Turns:
     """At the items of this phase."""
     first = _TURNS + moment.phase * thread.num_threads * COUNTER_WORDS
     return Turns(thread.part, thread.num_threads, thread.sync[first:].ctypes.data)
 
 
-@_compiled
+@compiled
 def _meet(thread: Thread, moment: Moment, num_done: int, num_items: int) -> Moment:
     """This thread has done `num_done` of the phase's items and found no more; the beginning of the
     next phase, when all `num_items` are done."""
@@ -254,7 +252,7 @@ def _meet(thread: Thread, moment: Moment, num_done: int, num_items: int) -> Mome
     return Moment(moment.phase + 1, wanted)
 
 
-@_compiled
+@compiled
 def _attend(
     thread: Thread, moment: Moment, model: Model, numbers: Numbers, step: Step, pages: Pages,
     index: int, buffers: Buffers,
@@ -269,7 +267,7 @@ def _attend(
     return _meet(thread, moment, num_done, num_items)
 
 
-@_compiled
+@compiled
 def _write(
     thread: Thread, moment: Moment, model: Model, numbers: Numbers, step: Step, pages: Pages,
     index: int, buffers: Buffers,
@@ -296,7 +294,7 @@ def _write(
     return _meet(thread, moment, num_done, num_items)
 
 
-@_compiled
+@compiled
 def _add_and_enter(
     thread: Thread, moment: Moment, model: Model, numbers: Numbers, branch_norm: int, norm: int,
     hidden: Any, num_rows: int, buffers: Buffers,
@@ -322,7 +320,7 @@ def _add_and_enter(
     return _meet(thread, moment, num_done, num_items)
 
 
-@_compiled
+@compiled
 def _project(
     thread: Thread, moment: Moment, model: Model, number: int, x: Rows, num_rows: int, out: Any,
     unpacked: Any,
@@ -336,7 +334,7 @@ def _project(
     return _meet(thread, moment, num_done, product_chunks(matrix, num_rows))
 
 
-@_compiled
+@compiled
 def _round_attended(thread: Thread, moment: Moment, num_tokens: int, buffers: Buffers) -> Moment:
     num_items, num_done, turns = num_chunks(num_tokens, CHUNK_ROWS), 0, _turns(thread, moment)
     item = next_item(turns, 0, num_items)
@@ -349,7 +347,7 @@ def _round_attended(thread: Thread, moment: Moment, num_tokens: int, buffers: Bu
     return _meet(thread, moment, num_done, num_items)
 
 
-@_compiled
+@compiled
 def _take_rows(thread: Thread, moment: Moment, logits_rows: Any, buffers: Buffers) -> Moment:
     """Those whose logits are wanted, and only they, go through what is left of the last layer."""
     num_rows, num_done, turns = logits_rows.shape[0], 0, _turns(thread, moment)
@@ -364,7 +362,7 @@ def _take_rows(thread: Thread, moment: Moment, logits_rows: Any, buffers: Buffer
     return _meet(thread, moment, num_done, num_rows)
 
 
-@_compiled
+@compiled
 def _run_attention(
     thread: Thread, moment: Moment, model: Model, numbers: Numbers, step: Step, pages: Pages,
     index: int, buffers: Buffers,
@@ -385,7 +383,7 @@ def _run_attention(
     return _attend(thread, moment, model, numbers, step, pages, index, buffers)
 
 
-@_compiled
+@compiled
 def _run_mlp(
     thread: Thread, moment: Moment, model: Model, numbers: Numbers, index: int, hidden: Any,
     num_rows: int, buffers: Buffers,
@@ -406,7 +404,7 @@ def _run_mlp(
                     buffers.unpacked)  # fmt: skip
 
 
-@_compiled
+@compiled
 def _run_head(
     thread: Thread, moment: Moment, model: Model, numbers: Numbers, num_rows: int, buffers: Buffers
 ) -> None:
@@ -418,7 +416,7 @@ def _run_head(
     _finish_logits(thread, moment, buffers.logits, num_rows, numbers)
 
 
-@_compiled
+@compiled
 def _finish_logits(
     thread: Thread, moment: Moment, logits: Any, num_rows: int, numbers: Numbers
 ) -> None:
@@ -443,7 +441,7 @@ def _finish_logits(
     _meet(thread, moment, num_done, num_items)
 
 
-@_compiled
+@compiled
 def run_step(
     part: int, num_threads: int, model: Model, numbers: Numbers, step: Step, pages: Pages,
     buffers: Buffers,

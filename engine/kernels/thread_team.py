@@ -16,18 +16,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from engine.kernels.compiled import compiled
 from engine.kernels.simd import Emitter, intrinsic, result_of
 
 COUNTER_BYTES = 64  # a cache line
 _SPINS_BEFORE_YIELD = 2000
 _YIELD = "hexlm_yield_core"
 _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
-_compiled: Any = numba.njit(nogil=True)
 
 
 def _register_yield() -> None:
@@ -83,7 +82,7 @@ def ticks(typing_context: Any) -> Any:
     return result_of(types.int64(), emit)
 
 
-@_compiled
+@compiled
 def wait_for(address: int, wanted: int) -> None:
     """Returns when the int64 at the address is at least so large."""
     spins = 0
@@ -109,7 +108,7 @@ class Item(NamedTuple):
     number: int
 
 
-@_compiled
+@compiled
 def next_item(turns: Turns, stretch: int, num_items: int) -> Item:
     """What this thread is to do next. `stretch`: that of its last item, or 0."""
     count = turns.num_threads
@@ -125,7 +124,7 @@ def next_item(turns: Turns, stretch: int, num_items: int) -> Item:
     return Item(stretch, -1)
 
 
-@_compiled
+@compiled
 def num_chunks(num_items: int, size: int) -> int:
     """Of `size` items, or fewer for the last one."""
     return (num_items + size - 1) // size
