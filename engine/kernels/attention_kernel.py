@@ -1,13 +1,14 @@
 """The numba form of paged attention: one call for small steps, one per thread for large ones.
 
-Work is cut into units of (sequence, tile of query rows, KV head), which threads take in turn. Query
-rows are (token, head of the group) pairs, token-major, so that the heads of a group share each page
-load and decode and prefill are the same loop. A unit's keys are summed up in spans of 512, whose
-results are merged from the first to the last; where there are few units, as in a decode of one long
-context, threads take spans in turn. Spans begin at multiples of their size and every row is reduced
-in the same order whatever thread runs it and whatever rows share its tile (`attention_tiles.py`),
-so none of this changes a bit of the result. Pages lie anywhere in memory, so those of a thread's
-next item are fetched while it works on this one. Knows arrays only.
+Work is cut into units of (sequence, tile of query rows, KV head), which threads take in turn
+(`attention_items.py`). Query rows are (token, head of the group) pairs, token-major, so that the
+heads of a group share each page load and decode and prefill are the same loop. A unit's keys are
+summed up in spans of 512, whose results are merged from the first to the last; where there are few
+units, as in a decode of one long context, threads take spans in turn. Spans begin at multiples of
+their size and every row is reduced in the same order whatever thread runs it and whatever rows
+share its tile (`attention_tiles.py`), so none of this changes a bit of the result. Pages lie
+anywhere in memory, so those of a thread's next item are fetched while it works on this one. Knows
+arrays only.
 """
 
 from __future__ import annotations
@@ -23,6 +24,17 @@ from engine.architectures.config import ModelConfig
 from engine.attention import Attend, rope_table
 from engine.batch import Batch, Float32Array
 from engine.kernels import attention_simd, simd
+from engine.kernels.attention_items import (
+    MAX_SHARED_SPANS,
+    SHARED_UNITS_PER_THREAD,
+    Tile,
+    Work,
+    bounds_of,
+    num_shared_spans,
+    num_units_of,
+    span_item,
+    unit_of,
+)
 from engine.kernels.attention_simd import weight_floats
 from engine.kernels.attention_tiles import MAX_TILE_ROWS, open_tiles, run_tile
 from engine.kernels.compiled import compiled
@@ -37,50 +49,10 @@ _TILE_BLOCKS = TILE_KEYS // BLOCK_SIZE
 BLOCKS_AHEAD = 16
 """So many blocks before they are read pages are fetched, or all of the next span if it is less."""
 
-SHARED_UNITS_PER_THREAD = 8
-MAX_SHARED_SPANS = 2048
 _CACHE_LINE = 64
 # A fan-out costs about 0.1 ms, and a pair about 30 ns: below this, one thread is faster.
 MIN_PARALLEL_PAIRS = 12_000
 _WRITE, _ATTEND = (True, False), (False, True)  # every page is written before any is read
-
-
-class Work(NamedTuple):
-    """One layer's attention. `tiles`: see `attention_tiles.AttentionTiles`; `queries`
-    [KV, tokens * group, bytes], as tiles want them; `out` [T, H * D]; the rest as in `Batch` and
-    `LayerPages`."""
-
-    tiles: Any
-    is_quantized: bool
-    head_size: int
-    group: int
-    window: int
-    softcap: Any
-    queries: Any
-    query_starts: Any
-    context_lens: Any
-    tables: Any
-    keys: Any
-    values: Any
-    key_scales: Any
-    value_scales: Any
-    out: Any
-
-
-class Tile(NamedTuple):
-    """`num_rows` query rows of sequence `s`, from its row `start` on, and the keys `begin` to `end`
-    that any of them may see. The sequence's first query row may see `first_limit` keys. `code`: the
-    address of what computes it, as if it had `code_rows` rows."""
-
-    code: int
-    code_rows: int
-    s: int
-    start: int
-    num_rows: int
-    first_limit: int
-    begin: int
-    end: int
-    num_spans: int
 
 
 class Next(NamedTuple):
@@ -105,36 +77,8 @@ class Scratch(NamedTuple):
 
 
 @compiled
-def _tile(work: Work, s: int, start: int) -> Tile:
-    num_query_rows = (work.query_starts[s + 1] - work.query_starts[s]) * work.group
-    tiles, count = work.tiles, min(MAX_TILE_ROWS, num_query_rows - start)
-    code, code_rows = tiles.large, MAX_TILE_ROWS
-    if count <= tiles.few:
-        code, code_rows = tiles.small, tiles.few
-    first_limit = work.context_lens[s] - num_query_rows // work.group + 1
-    begin = 0
-    if work.window > 0:
-        begin = max(first_limit + start // work.group - work.window, 0)
-    end = first_limit + (start + count - 1) // work.group
-    num_spans = (end + SPAN_KEYS - 1) // SPAN_KEYS - begin // SPAN_KEYS
-    return Tile(code, code_rows, s, start, count, first_limit, begin, end, num_spans)
-
-
-@compiled
-def _num_query_rows(work: Work, s: int) -> int:
-    return (work.query_starts[s + 1] - work.query_starts[s]) * work.group
-
-
-@compiled
-def _bounds(tile: Tile, span: int) -> tuple[int, int]:
-    """The first key of a span, at a multiple of TILE_KEYS, and the end of it."""
-    start = (tile.begin // SPAN_KEYS + span) * SPAN_KEYS
-    return max(tile.begin // TILE_KEYS * TILE_KEYS, start), min(tile.end, start + SPAN_KEYS)
-
-
-@compiled
 def _next(work: Work, tile: Tile, span: int, heads: int) -> Next:
-    start, end = _bounds(tile, span)
+    start, end = bounds_of(tile, span)
     table = work.tables[tile.s, start // BLOCK_SIZE :].ctypes.data
     return Next(table, num_chunks(end - start, BLOCK_SIZE), heads)
 
@@ -151,7 +95,7 @@ def _attend_span(
     """
     queries = work.queries[head, work.query_starts[tile.s] * work.group + tile.start :]
     _clear(out, tile.code_rows)
-    first, end = _bounds(tile, span)
+    first, end = bounds_of(tile, span)
     ahead = min(BLOCKS_AHEAD, num_chunks(end - first, BLOCK_SIZE))
     for start in range(first, end, TILE_KEYS):
         run_tile(
@@ -215,46 +159,17 @@ def _finish(work: Work, tile: Tile, head: int, merged: Any) -> None:
             token, i = token + 1, 0
 
 
-class Unit(NamedTuple):
-    tile: Tile
-    head: int
-
-
-@compiled
-def _num_tiles(work: Work, s: int) -> int:
-    return num_chunks(_num_query_rows(work, s), MAX_TILE_ROWS)
-
-
-@compiled
-def _num_units(work: Work) -> int:
-    count = 0
-    for s in range(work.context_lens.shape[0]):
-        count += _num_tiles(work, s)
-    return count * work.queries.shape[0]
-
-
-@compiled
-def _unit(work: Work, number: int) -> Unit:
-    """A head's units follow each other, so that its keys are still near."""
-    s, num_heads = 0, work.queries.shape[0]
-    while number >= num_heads * _num_tiles(work, s):
-        number -= num_heads * _num_tiles(work, s)
-        s += 1
-    num_tiles = _num_tiles(work, s)
-    return Unit(_tile(work, s, number % num_tiles * MAX_TILE_ROWS), number // num_tiles)
-
-
 @compiled
 def _attend_units(
     work: Work, turns: Turns, weights: Any, merged: Any, partial: Any
 ) -> tuple[int, int]:
     """The units that this thread comes to take, all spans of each: so many of how many."""
-    num_units, num_done = _num_units(work), 0
+    num_units, num_done = num_units_of(work), 0
     item = next_item(turns, 0, num_units)
     while item.number >= 0:
-        unit = _unit(work, item.number)
+        unit = unit_of(work, item.number)
         tile, head = unit.tile, unit.head
-        after = _unit(work, min(item.number + 1, num_units - 1))
+        after = unit_of(work, min(item.number + 1, num_units - 1))
         for span in range(tile.num_spans):
             if span + 1 < tile.num_spans:
                 following = _next(work, tile, span + 1, 0)
@@ -271,31 +186,6 @@ def _attend_units(
     return num_done, num_units
 
 
-class SpanItem(NamedTuple):
-    """Span `span` of unit number `unit`, whose spans' results begin at `place`."""
-
-    tile: Tile
-    head: int
-    span: int
-    unit: int
-    place: int
-
-
-@compiled
-def _span_item(work: Work, number: int) -> SpanItem:
-    """All heads' same spans follow each other, as they do in memory."""
-    num_heads, s, start, unit, place = work.queries.shape[0], 0, 0, 0, 0
-    tile = _tile(work, 0, 0)
-    while number >= place + num_heads * tile.num_spans:
-        place, unit = place + num_heads * tile.num_spans, unit + num_heads
-        start += MAX_TILE_ROWS
-        if start >= _num_query_rows(work, s):
-            s, start = s + 1, 0
-        tile = _tile(work, s, start)
-    head, span = (number - place) % num_heads, (number - place) // num_heads
-    return SpanItem(tile, head, span, unit + head, place + head)
-
-
 @compiled
 def _attend_spans(
     work: Work, num_spans: int, turns: Turns, weights: Any, scratch: Scratch, merged: Any
@@ -304,8 +194,8 @@ def _attend_spans(
     num_heads, num_done = work.queries.shape[0], 0
     item = next_item(turns, 0, num_spans)
     while item.number >= 0:
-        mine = _span_item(work, item.number)
-        after = _span_item(work, min(item.number + 1, num_spans - 1))
+        mine = span_item(work, item.number)
+        after = span_item(work, min(item.number + 1, num_spans - 1))
         tile = mine.tile
         following = _next(work, after.tile, after.span, after.head - mine.head)
         _attend_span(
@@ -321,22 +211,6 @@ def _attend_spans(
         num_done += 1
         item = next_item(turns, item.stretch, num_spans)
     return num_done, num_spans
-
-
-@compiled
-def _num_shared_spans(work: Work, num_threads: int, scratch: Scratch) -> int:
-    """Of all units, if there are so few of these that threads share their spans, and places for
-    them; else 0."""
-    most_units = min(SHARED_UNITS_PER_THREAD * num_threads, scratch.done.shape[0])
-    num_kv_heads, num_units, num_spans = work.queries.shape[0], 0, 0
-    for s in range(work.context_lens.shape[0]):
-        for start in range(0, _num_query_rows(work, s), MAX_TILE_ROWS):
-            num_units += num_kv_heads
-            num_spans += num_kv_heads * _tile(work, s, start).num_spans
-            if num_units > most_units:
-                return 0
-    is_shared = num_threads > 1 and num_units < num_spans <= scratch.places.shape[0]
-    return num_spans if is_shared else 0
 
 
 @compiled
@@ -358,7 +232,8 @@ def make_work(
 def attend_part(turns: Turns, work: Work, scratch: Scratch) -> tuple[int, int]:
     """What this thread comes to take of a layer's attention: of how many items, and how many."""
     weights, sums = scratch.weights[turns.part], scratch.sums[turns.part]
-    num_spans = _num_shared_spans(work, turns.num_threads, scratch)
+    most_units, most_spans = scratch.done.shape[0], scratch.places.shape[0]
+    num_spans = num_shared_spans(work, turns.num_threads, most_units, most_spans)
     if num_spans > 0:
         return _attend_spans(work, num_spans, turns, weights, scratch, sums[0])
     return _attend_units(work, turns, weights, sums[0], sums[1])

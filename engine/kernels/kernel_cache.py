@@ -14,6 +14,7 @@ import numba
 import platformdirs
 
 from engine.kernels import (
+    attention_items,
     attention_kernel,
     attention_products,
     attention_simd,
@@ -37,6 +38,7 @@ from engine.kernels import (
 from engine.speculation import match_model
 
 _MODULES = (
+    attention_items,
     attention_kernel,
     attention_products,
     attention_simd,
