@@ -22,7 +22,7 @@ class RowCosts(Protocol):
         ...
 
 
-MIN_GAIN = 0.06
+MIN_GAIN = 0.12
 """Drafts must promise at least this much, in proportion: estimates err, and trying costs too."""
 
 
