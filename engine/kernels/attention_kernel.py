@@ -65,10 +65,10 @@ class Next(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """`weights` [threads, MAX_TILE_ROWS, floats]; `sums` [threads, 2, MAX_TILE_ROWS, padded head
-    size + 2]: a merged result and a partial one; `places` [spans, MAX_TILE_ROWS, the same]: partial
-    results of spans that several threads share; `done` [units, a cache line] int64: how many of a
-    unit's spans are there, 0 between layers."""
+    """`weights` [threads, MAX_TILE_ROWS, floats], a row of which also holds a padded head; `sums`
+    [threads, 2, MAX_TILE_ROWS, padded head size + 2]: a merged result and a partial one; `places`
+    [spans, MAX_TILE_ROWS, the same]: partial results of spans that several threads share; `done`
+    [units, a cache line] int64: how many of a unit's spans are there, 0 between layers."""
 
     weights: Any
     sums: Any
@@ -345,7 +345,7 @@ def make_scratch(
     kv_format: KVFormat, padded_size: int, num_threads: int, most_units: int, most_spans: int
 ) -> Scratch:
     width = padded_size + 2
-    floats = weight_floats(kv_format.values.num_groups(padded_size))
+    floats = max(weight_floats(kv_format.values.num_groups(padded_size)), padded_size)
     floats += -floats % (_CACHE_LINE // 4)
     return Scratch(
         weights=np.zeros((num_threads, MAX_TILE_ROWS, floats), np.float32),

@@ -471,3 +471,11 @@ def test_pairs_are_counted_for_decode_and_prefill() -> None:
     assert num_pairs(decode) == 15
     mixed = make_batch([span(10, [0]), span(1, [1], 4)])
     assert num_pairs(mixed) == 105
+
+
+@pytest.mark.parametrize("size", [64, 256, 512])
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_a_row_of_scratch_holds_a_head(kv_format: str, size: int) -> None:
+    """Writing a token keeps its head there."""
+    scratch = attention_kernel.make_scratch(KV_FORMATS[kv_format], size, 1, 0, 0)
+    assert scratch.weights.shape[2] >= size
