@@ -7,10 +7,10 @@ The decision is `panel_width.py`'s.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from engine.export.exporter import OnProgress, WriteModel, Written, remove_folder
+from engine.export.model import WrittenModel
 from engine.export.panels import (
     PANELS_FILE,
     PANELS_INDEX_FILE,
@@ -43,14 +43,6 @@ SAMPLE_BYTES = 128 << 20
 NUM_TRIES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenWithWidth:
-    """See `exporter.Written`."""
-
-    files: tuple[str, ...]
-    weight_format: str
-
-
 def with_measured_width(write: WriteModel, num_threads: int, room_bytes: int) -> WriteModel:
     """`num_threads` as the engine will use them; `room_bytes`: memory that is free."""
 
@@ -66,7 +58,7 @@ def with_measured_width(write: WriteModel, num_threads: int, room_bytes: int) ->
         if choice.bits == WIDE:
             _widen(folder, index)
         (folder / PANEL_WIDTH_FILE).write_text(encode_choice(choice, costs), "utf-8")
-        return WrittenWithWidth((*written.files, PANEL_WIDTH_FILE), written.weight_format)
+        return WrittenModel((*written.files, PANEL_WIDTH_FILE), written.weight_format)
 
     return write_and_measure
 
